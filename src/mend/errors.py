@@ -1,4 +1,4 @@
-"""One tree of exceptions. Every message names what was wrong, the value, and the remedy."""
+"""The exceptions of mend. Every message names what is wrong, the value, and the remedy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 class MendError(Exception):
-    """Root of everything mend raises on purpose."""
+    """Base of all exceptions that mend raises on purpose."""
 
 
 class InvariantError(MendError, AssertionError):
-    """mend has broken a rule of its own, which is a bug. This rack stops and publishes nothing
-    more; the others go on. `broken`: the rule; `state`: what a report of the bug needs."""
+    """mend has broken one of its own rules, which is a bug. This rack stops and publishes nothing
+    more; the others continue. `broken`: the rule; `state`: values for a bug report."""
 
     def __init__(self, broken: str, state: dict[str, object]) -> None:
         self.broken, self.state = broken, state
@@ -26,20 +26,20 @@ class InvariantError(MendError, AssertionError):
 
 
 def ensure(holds: object, broken: str, **state: object) -> None:
-    """Raise InvariantError unless `holds`; unlike an assert also under `python -O`."""
+    """Raise InvariantError unless `holds`. Unlike an assert, it also works under `python -O`."""
     if not holds:
         raise InvariantError(broken, state)
 
 
 def require(value: T | None, broken: str, **state: object) -> T:
-    """`value`, which cannot be None here. Raises InvariantError if it is."""
+    """Return `value`, which cannot be None here. Raises InvariantError if it is."""
     if value is None:
         raise InvariantError(broken, state)
     return value
 
 
 class ConfigError(MendError, ValueError):
-    """A setting cannot be used. Says the field, the value, the rule and the remedy."""
+    """A setting cannot be used. The message has the field, the value, the rule and the remedy."""
 
     def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
         self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
@@ -52,11 +52,12 @@ class ConfigError(MendError, ValueError):
 
 
 class UsageError(MendError, RuntimeError):
-    """The API was called in an order or a place that cannot work."""
+    """The API was called in an order or from a place that cannot work."""
 
 
 class PlanMismatch(MendError):
-    """Two racks would not train the same model in the same way; the first difference is named."""
+    """Two racks would not train the same model in the same way. The message names the first
+    difference."""
 
 
 class Refused(MendError):
@@ -65,7 +66,7 @@ class Refused(MendError):
 
 
 class StartTimeout(MendError):
-    """Not every rack said hello within start_timeout_s."""
+    """Not every rack sent a hello within start_timeout_s."""
 
 
 class JobLost(MendError):
@@ -73,16 +74,16 @@ class JobLost(MendError):
 
 
 class GaveUp(MendError):
-    """A wait that was allowed to be long (lockstep, drain, blocking) passed its last limit."""
+    """A wait that may be long (lockstep, drain, blocking) exceeded its limit."""
 
 
 class NonFinite(MendError):
-    """A rack's own delta holds NaN, Inf or a magnitude that fp32 cannot square; it is refused at
-    its own rack."""
+    """A rack's own delta contains NaN, Inf or a magnitude that fp32 cannot square. The rack does
+    not offer it."""
 
 
 class Unmergeable(MendError):
-    """A merge would give NaN or Inf. `positions`: the members whose payloads are to blame."""
+    """A merge would result in NaN or Inf. `positions`: the members whose payloads are to blame."""
 
     def __init__(self, text: str, positions: tuple[int, ...]) -> None:
         self.positions = positions
@@ -90,7 +91,7 @@ class Unmergeable(MendError):
 
 
 class Diverged(MendError):
-    """This rack's weights hold NaN, Inf or absurd numbers; the others go on without it."""
+    """This rack's weights contain NaN, Inf or absurd numbers. The others continue without it."""
 
 
 EVICTED_EXIT = 75
@@ -98,13 +99,13 @@ EVICTED_EXIT = 75
 
 
 class LeftJob(SystemExit):
-    """This rack has left the job in order before its script ended. Not a MendError, so that the
-    `except Exception` of a training loop does not swallow it."""
+    """This rack has left the job in an orderly way before the end of its script. It is not a
+    MendError, so that the `except Exception` of a training loop does not catch it."""
 
 
 class Evicted(LeftJob):
-    """This rack was slow, and was put out of the job to be started again; all its work is merged.
-    Uncaught it ends the process with EVICTED_EXIT."""
+    """This rack was slow, and was evicted in order to be started again. All its work is merged.
+    Uncaught, it ends the process with EVICTED_EXIT."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -112,36 +113,37 @@ class Evicted(LeftJob):
 
 
 class SeatLost(Evicted):
-    """The other racks went on without this one, which was silent for longer than seat_timeout_s,
-    or a person has retired it, or another process has taken its place. What it had not merged
-    is lost. Uncaught it ends the process with EVICTED_EXIT: started again, the rack joins."""
+    """The other racks continue without this one: it was silent for longer than seat_timeout_s, a
+    person has retired it, or another process has taken its place. Its unmerged work is lost.
+    Uncaught, it ends the process with EVICTED_EXIT. Started again, the rack joins."""
 
 
 class NotMerged(MendError):
-    """A session ended with work of this rack that no other rack has; the model holds it."""
+    """A session ended with work of this rack that no other rack has. The model contains it."""
 
 
 class CheckpointError(MendError):
-    """A checkpoint cannot be written, or not be resumed from: incomplete, damaged, of another
-    model, plan or lineage, or the racks do not have the same one."""
+    """A checkpoint cannot be written or resumed: it is incomplete, damaged, of another model, plan
+    or lineage, or the racks do not have the same one."""
 
 
 class CertificateError(MendError):
-    """A certificate of `mend repro` cannot be read, was edited, or was not signed by the key that
-    was asked for."""
+    """A certificate of `mend repro` cannot be read, was edited, or was not signed with the
+    requested key."""
 
 
 class StateRefused(UsageError):
-    """An optimizer or a registered object holds a value that cannot travel to another rack or into
-    a checkpoint, or one of another shape than here. Named by its place."""
+    """An optimizer or a registered object contains a value that cannot be sent to another rack or
+    saved in a checkpoint, or whose shape differs from the one here. The message names its
+    place."""
 
 
 class WireError(MendError):
-    """A frame from the network is not a message of this protocol."""
+    """A frame from the network is not a valid message of this protocol."""
 
 
 class OtherVersion(WireError):
-    """A frame of a mend that speaks another version of the wire format."""
+    """A frame of another version of the wire format."""
 
     def __init__(self, theirs: int, ours: int, job: str, rack: int, address: str) -> None:
         self.job, self.rack, self.address = job, rack, address
@@ -153,7 +155,7 @@ class OtherVersion(WireError):
 
 
 class OtherJob(WireError):
-    """A frame of another job. `address`: where its sender is to be answered, if it asks to join."""
+    """A frame of another job. `address`: the address of its sender, if that asks to join."""
 
     def __init__(self, theirs: str, ours: str, rack: int, address: str) -> None:
         self.job, self.rack, self.address = theirs[:64], rack, address
@@ -165,12 +167,12 @@ class OtherJob(WireError):
 
 
 class TransportError(MendError):
-    """Root of what a socket may do to us."""
+    """Base of the errors of the transport."""
 
 
 class AddressInUse(TransportError):
-    """A port that must be bound is taken. `ports`: each of them would do, and is. `lane`: of the
-    data ports."""
+    """A port that must be bound is taken. `ports`: the possible ports, all of which are taken.
+    `lane`: whether they are data ports."""
 
     def __init__(self, text: str, ports: tuple[int, ...] = (), *, lane: bool = False) -> None:
         self.ports, self.lane = ports, lane
@@ -178,19 +180,19 @@ class AddressInUse(TransportError):
 
 
 class PeerUnreachable(TransportError):
-    """No connection to a holder."""
+    """A holder cannot be connected to."""
 
 
 class PayloadGone(TransportError):
-    """The holder no longer (or not yet) serves this key."""
+    """The holder does not serve this key any more, or not yet."""
 
 
 class TransferStalled(TransportError):
-    """No verified byte arrived within the stall time-out, on any holder."""
+    """No verified byte arrived within the stall time-out, from any holder."""
 
 
 class ChecksumMismatch(TransportError):
-    """A chunk or a whole payload arrived with other bytes than were sent."""
+    """A chunk or a whole payload arrived with other bytes than expected."""
 
 
 class WorkerFailed(MendError):
@@ -198,16 +200,17 @@ class WorkerFailed(MendError):
 
 
 class LinkError(MendError, RuntimeError):
-    """A shaped link cannot be made on this machine, or is not what was asked for."""
+    """A shaped link cannot be made on this machine, or does not behave as requested."""
 
 
 class EventError(MendError):
-    """A line of an events file is no event, or of a kind that is not known here, or has other
-    fields than events of this kind."""
+    """A line of an events file is not an event, is of an unknown kind, or has other fields than
+    events of its kind."""
 
 
 class TapeError(MendError):
-    """A tape cannot be read or replayed: no tape, damaged, of another format, or incomplete."""
+    """A tape cannot be read or replayed: it is not a tape, damaged, of another format, or
+    incomplete."""
 
 
 class ReplayDiffers(MendError):
@@ -215,7 +218,7 @@ class ReplayDiffers(MendError):
 
 
 class NotDeterministic(MendError, RuntimeError):
-    """Equal bits were asked for, and something that is in use cannot keep them."""
+    """Equal bits were requested, and something in use cannot guarantee them."""
 
     def __init__(self, what: str, remedy: str) -> None:
         self.what, self.remedy = what, remedy
@@ -223,7 +226,7 @@ class NotDeterministic(MendError, RuntimeError):
 
 
 def diagnostics_remedy(error: Exception) -> str:
-    """For files of `diagnostics_dir` that cannot be written."""
+    """The remedy if files of `diagnostics_dir` cannot be written."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return "free some space"
     return "set diagnostics_dir to a folder that this process may make and write"

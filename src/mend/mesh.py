@@ -1,5 +1,8 @@
-"""Decides which ranks of one torchrun share a rack. Collective, between init_process_group and
-mend_init; decides from what the ranks exchange, and opens nothing itself."""
+"""Decides which ranks of one torchrun share a rack.
+
+The calls are collective, between init_process_group and mend_init. The decision depends only on
+what the ranks exchange, so it is the same on all of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from mend.hardware.cpu_affinity import Machine, bus_id_of, host
 from mend.hardware.nccl_topology import announce, read_dump
 
 MEET_S = 300.0
-"""How long the ranks wait for each other: one torchrun has just started them all."""
+"""Limit of the wait of the ranks for each other. One torchrun has just started all of them."""
 
 RACK_DIM = "rack"
 SAY = "Say rack_mesh(ranks_per_rack=...), or set MEND_RANKS_PER_RACK on all ranks."
@@ -26,7 +29,7 @@ SAY = "Say rack_mesh(ranks_per_rack=...), or set MEND_RANKS_PER_RACK on all rank
 
 @dataclass(frozen=True, slots=True)
 class RackSeat:
-    """Where this process sits in a job whose torchrun spans several racks."""
+    """The place of this process in a job whose torchrun spans several racks."""
 
     rack: int
     racks: int
@@ -36,11 +39,11 @@ class RackSeat:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one rank knows of its place; empty and None: unknown. Plain data."""
+    """What one rank knows about its place. Empty and None mean unknown. Plain data."""
 
     host: str
     boot: str = ""
-    """Distinguishes machines of the same name."""
+    """Boot id; distinguishes machines of the same name."""
     ranks_per_rack: int | None = None
     said_by: str = ""
     """The argument or variable that set ranks_per_rack."""
@@ -49,7 +52,7 @@ class Place:
     node: str = ""
     node_number: int | None = None
     island: str = ""
-    """The part of its machine that NVLink or a CPU joins with its GPU, according to an NCCL
+    """The part of its machine that NVLink or a CPU connects with its GPU, according to an NCCL
     dump."""
     shape: tuple[tuple[str, int], ...] = ()
     device_type: str = ""
@@ -62,8 +65,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Racks:
-    """Global ranks by rack, ascending within a rack and by their first. `source`: what determined
-    them."""
+    """Global ranks by rack, ascending within each rack; racks are ordered by their first rank.
+    `source`: what determined them."""
 
     ranks: tuple[tuple[int, ...], ...]
     source: str
@@ -77,14 +80,15 @@ def rack_mesh(
 ) -> DeviceMesh:
     """The mesh ("rack", "dp") of all ranks of one torchrun that spans several racks.
 
-    All ranks call it, after init_process_group. `inner`: how a rack's ranks are laid out, outermost
-    first; {"dp": 2, "tp": 2} gives ("rack", "dp", "tp"). Which ranks share a rack says, in this
-    order: `ranks_per_rack` (counted along global ranks); MEND_RANKS_PER_RACK; on a single machine
-    an NCCL topology dump, where GPUs are joined neither by NVLink nor by a processor; Slurm's
-    switches or blocks, then its nodes; else every host is a rack. The choice is logged by rank 0.
+    All ranks call it, after init_process_group. `inner`: the layout of a rack's ranks, outermost
+    first; {"dp": 2, "tp": 2} gives ("rack", "dp", "tp"). The first of these sources that applies
+    decides which ranks share a rack: `ranks_per_rack` (consecutive global ranks);
+    MEND_RANKS_PER_RACK; on a single machine, an NCCL topology dump, if neither NVLink nor a
+    processor connects all GPUs; Slurm's switches or blocks, then its nodes; the hosts. Rank 0 logs
+    the choice.
 
-    Raises ConfigError on every rank: no process group, one rank, racks that are unequal or only one
-    (unless ranks_per_rack says so), sources or ranks that contradict each other.
+    Raises ConfigError on every rank: without a process group, with one rank, with unequal racks or
+    a single one (unless ranks_per_rack says so), or if sources or ranks contradict each other.
     """
     if not (dist.is_available() and dist.is_initialized()):
         remedy = "Call torch.distributed.init_process_group first, under torchrun."
@@ -105,10 +109,10 @@ def rack_mesh(
 def find_seat(rack: int | None, *, addressed: bool) -> RackSeat | None:
     """The rack of this process, decided as `rack_mesh` decides it, for `rack_aware`.
 
-    `rack`: the number that a setting names, if one does. `addressed`: the settings say where the
-    racks listen. Returns None if all ranks of this torchrun are one rack, or this is the only
-    process: then the settings name the rack. All ranks call it. Raises ConfigError on every rank:
-    sources or ranks that contradict each other, racks on several hosts without addresses.
+    `rack`: the number in the settings, if there is one. `addressed`: whether the settings say where
+    the racks listen. Returns None if all ranks of this torchrun are one rack, or this is the only
+    process; then the settings name the rack. All ranks call it. Raises ConfigError on every rank if
+    sources or ranks contradict each other, or racks on several hosts have no addresses.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return None
@@ -124,8 +128,8 @@ def find_seat(rack: int | None, *, addressed: bool) -> RackSeat | None:
 
 
 def rack_of(mesh: DeviceMesh) -> RackSeat:
-    """The rack of this process. Raises ConfigError for a mesh without a dimension "rack", and for
-    one that this process is not in."""
+    """The rack of this process in a mesh. Raises ConfigError if the mesh has no dimension "rack",
+    or does not contain this process."""
     names = mesh.mesh_dim_names or ()
     if RACK_DIM not in names:
         raise ConfigError("mesh", names, 'has no dimension "rack"', "Use mend.rack_mesh().")
@@ -139,7 +143,7 @@ def rack_of(mesh: DeviceMesh) -> RackSeat:
     return RackSeat(own[0], len(by_rack), tuple(int(rank) for rank in by_rack[own[0]]))
 
 
-# ------------------------------------------------------------------ what a rank tells
+# ------------------------------------------------------------------ what a rank knows
 
 
 def _device_type() -> str:
@@ -192,12 +196,12 @@ def _refuse_unless_whole(field: str, value: object) -> None:
         raise ConfigError(field, value, "needs a whole number, at least 1", f"Change {field}.")
 
 
-# ------------------------------------------------------------------ what follows from it
+# ------------------------------------------------------------------ what follows from that
 
 
 def decide(places: Sequence[Place]) -> Racks:
-    """The racks, from the places of all ranks in rank order: the same on every rank. Raises
-    ConfigError."""
+    """The racks, from the places of all ranks in rank order. The result is the same on every rank.
+    Raises ConfigError."""
     _refuse_faults(places)
     racks = _found(places)
     if racks is None:
@@ -279,7 +283,7 @@ def _refuse_faults(places: Sequence[Place]) -> None:
 
 
 def _counted(places: Sequence[Place], size: int) -> Racks:
-    """`size` ranks each, along global ranks, which torchrun counts host by host."""
+    """Racks of `size` consecutive global ranks, which torchrun numbers host by host."""
     world, source = len(places), f"{places[0].said_by}={size}"
     if world % size:
         near = [n for n in range(1, world) if world % n == 0 and n * 2 <= world]
@@ -344,7 +348,7 @@ def _home(place: Place) -> tuple[str, str]:
 
 
 def _groups(keys: Sequence[object]) -> tuple[tuple[int, ...], ...]:
-    """Ranks with equal keys, by the first of each."""
+    """Groups of ranks with equal keys, ordered by their first rank."""
     return tuple(
         tuple(rank for rank, other in enumerate(keys) if other == key)
         for key in dict.fromkeys(keys)

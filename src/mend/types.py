@@ -1,10 +1,11 @@
-"""The nouns that rooms share. Plain frozen data, no behaviour beyond arithmetic on itself."""
+"""Types and constants that all packages share. Plain frozen data."""
 
 from __future__ import annotations
 
 import hashlib
 import operator
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -20,19 +21,19 @@ PERSON = 0xFFFD
 """Rack number of messages from people: `mend retire` and status clients."""
 
 READER_RACK = 0xFFFC
-"""Rack number of those who hold a reader's key; no message has it."""
+"""Rack number of clients that hold a reader's key; no message has it."""
 
 BUFFERS_MAX = 256
-"""Most lines of a hello about buffers."""
+"""Limit of the buffers that a hello lists."""
 
 RACKS_MAX = 64
-"""Racks of a job."""
+"""Limit of the racks of a job."""
 
 RANKS_MAX = 1024
-"""Ranks of a rack."""
+"""Limit of the ranks of a rack."""
 
 MOMENT_PERIODS = {1: "momentum_sync_period_steps", 2: "second_moment_sync_period_steps"}
-"""Order of an optimizer's moment -> the setting that says how often racks average it."""
+"""Order of an optimizer's moment -> the setting of how often the racks average it."""
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -57,8 +58,13 @@ def rack_name(rack: int) -> str:
     return "the witness" if rack == WITNESS else f"rack {rack}"
 
 
+def rack_names(racks: Collection[int]) -> str:
+    """Racks by their numbers, ascending; of at least one."""
+    return f"rack{'s' if len(racks) > 1 else ''} {','.join(map(str, sorted(racks)))}"
+
+
 def whole_number(value: object) -> int | None:
-    """`value` as an int; None for a bool, and for what is no whole number."""
+    """`value` as an int; None for a bool, and for anything that is not a whole number."""
     if isinstance(value, bool):
         return None
     try:
@@ -68,20 +74,20 @@ def whole_number(value: object) -> int | None:
 
 
 def fp32(value: float | Fraction) -> float:
-    """The nearest fp32 number. OverflowError: there is none."""
+    """The nearest fp32 number. Raises OverflowError if `value` exceeds the range of fp32."""
     rounded: float = struct.unpack("<f", struct.pack("<f", float(value)))[0]
     return rounded
 
 
 def life_of(member: Member) -> int:
-    """A name of one life of a rack for processes that must not know its incarnation, with which
-    they could forge its messages: a one-way hash of the same range."""
+    """A public name for one incarnation of a rack: a one-way hash with the same range. Processes
+    that knew the incarnation itself could forge the messages of the rack."""
     name = b"mend life" + member.rack.to_bytes(2) + member.incarnation.to_bytes(8)
     return int.from_bytes(hashlib.sha256(name).digest()[:8]) >> 2
 
 
 class Extent(NamedTuple):
-    """A stretch of a payload: where it begins, and the bytes of the whole payload."""
+    """A part of a payload: its offset, and the size of the whole payload in bytes."""
 
     offset: int
     total: int
@@ -89,9 +95,10 @@ class Extent(NamedTuple):
 
 @dataclass(slots=True)
 class Meter:
-    """One pull: its bytes, the rack that it is counted for, and how many bytes are verified so far.
-    The thread that pulls writes it. `checksum`: xxh3_128 hex of all bytes, of a pull whose checksum
-    was not known when it began. `first_ns`: when the first of them were verified, monotonic."""
+    """Progress of one pull: its size, the rack that it is counted for, and the bytes verified so
+    far. The thread that pulls writes it. `checksum`: xxh3_128 hex of all bytes, if the checksum was
+    not known when the pull began. `first_ns`: monotonic time at which the first bytes were
+    verified."""
 
     size: int
     rack: int
@@ -101,7 +108,7 @@ class Meter:
 
 
 class Address(NamedTuple):
-    """Where a bulk lane listens."""
+    """The address at which a bulk lane listens."""
 
     host: str
     port: int
@@ -140,10 +147,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What one rank owns of a fragment: a slice of every tensor's local elements, end to end.
+    """The part of a fragment that one rank owns: a slice of every tensor's local elements, end to
+    end.
 
-    `spans[i]` counts in the rank's own copy or shard of the layout's slot i, row-major; it is empty
-    where the rank owns nothing of the tensor.
+    `spans[i]` indexes the rank's own copy or shard of the layout's slot i, row-major. It is empty
+    if the rank owns nothing of the tensor.
     """
 
     spans: tuple[Span, ...]
@@ -158,7 +166,7 @@ class Owned:
 
 
 def owned_span(numel: int, owners: int, position: int) -> Span:
-    """The slice owner `position` of `owners` owns; the slices tile [0, numel) without gap."""
+    """The slice of owner number `position`; the slices of all `owners` tile [0, numel)."""
     return Span(numel * position // owners, numel * (position + 1) // owners)
 
 
@@ -167,14 +175,14 @@ KEY_BYTES = _KEY.size
 
 
 def offer_key(member: Member, rank: int, fragment: int, seq: int) -> bytes:
-    """Pull key of one rank's part of an offer. Holds everything that makes the bytes differ."""
+    """Pull key of one rank's part of an offer. Contains everything that the bytes depend on."""
     return _KEY.pack(b"o", member.rack, member.incarnation, rank, fragment, seq, 0, b"")
 
 
 def growing_key(member: Member, rank: int, fragment: int, base: int) -> bytes:
-    """Pull key of one rank's part of the offer that it is making against version `base`. Others ask
-    for it before they know of the offer, so its bytes count only once they have the checksum of one
-    that was announced."""
+    """Pull key of one rank's part of the offer that it is making against version `base`. Others
+    pull it before they know of the offer, so its bytes count only if their checksum is that of an
+    announced offer."""
     return _KEY.pack(b"g", member.rack, member.incarnation, rank, fragment, base, 0, b"")
 
 
@@ -183,8 +191,8 @@ def is_growing_key(key: bytes) -> bool:
 
 
 def slice_key(rank: int, fragment: int, version: int, attempt: int, position: int) -> bytes:
-    """Pull key of one merged slice of one rank's part of a fragment. An attempt stands for its
-    members, so slices of two attempts never have the same key."""
+    """Pull key of one merged slice of one rank's part of a fragment. The attempt identifies the
+    members, so slices of different attempts have different keys."""
     return _KEY.pack(b"m", position, attempt, rank, fragment, version, 0, b"")
 
 
@@ -194,22 +202,22 @@ def state_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
 
 
 def proof_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
-    """Pull key of the proof of that state's digest, for a reader of its values alone."""
+    """Pull key of the proof of that state's digest, for a reader that pulls its values only."""
     return _KEY.pack(b"h", 0, 0, rank, fragment, version, 0, bytes.fromhex(digest)[:16])
 
 
 def layout_key(rank: int) -> bytes:
-    """Pull key of where one rank's parts of the fragments lie in the model."""
+    """Pull key of the places of one rank's parts of the fragments in the model."""
     return _KEY.pack(b"l", 0, 0, rank, 0, 0, 0, b"")
 
 
 def difference_key(rank: int, fragment: int, version: int, base: int, digest: str) -> bytes:
-    """Pull key of what has changed in that state's values since version `base`."""
+    """Pull key of the changes of that state's values since version `base`."""
     return _KEY.pack(b"d", 0, 0, rank, fragment, version, base, bytes.fromhex(digest)[:16])
 
 
 class ReadableKey(NamedTuple):
-    """A key that a reader may pull. `base`: of a difference."""
+    """The fields of a key that a reader may pull. `base`: only of a difference."""
 
     kind: bytes
     rank: int
@@ -228,30 +236,30 @@ READABLE = frozenset({b"s", b"h", b"l", b"d"})
 
 
 def training_state_key(donor: Member, rank: int, to: Member, step: int, digest: str) -> bytes:
-    """Pull key of what one rank of a donor trains with, as it was copied for a rack that joins."""
+    """Pull key of one donor rank's training state, as it was copied for a joining rack."""
     rest = bytes.fromhex(digest)[:16]
     return _KEY.pack(b"t", donor.rack, donor.incarnation, rank, to.rack, step, to.incarnation, rest)
 
 
 def rack_state_key(owner: Member, rank: int, step: int, digest: str = "") -> bytes:
     """Pull key of the objects that one rank had registered with scope rack when it captured after
-    `step`. Without a digest: of the head, which tells size and digest of it."""
+    `step`. Without a digest: of their head, which has their size and digest."""
     rest = bytes.fromhex(digest)[:16]
     return _KEY.pack(b"r", owner.rack, owner.incarnation, rank, 0, step, 0, rest)
 
 
 def mirrors_key(owner: int, rank: int) -> bytes:
-    """Pull key of the list of what a rank keeps of the same rank of rack `owner`."""
+    """Pull key of the list of rack states that a rank keeps for the same rank of rack `owner`."""
     return _KEY.pack(b"k", owner, 0, rank, 0, 0, 0, b"")
 
 
 def probe_key(rank: int) -> bytes:
-    """Pull key of the bytes that a rank serves for others to see how fast the link is."""
+    """Pull key of bytes that a rank serves so that others can measure the link."""
     return _KEY.pack(b"p", 0, 0, rank, 0, 0, 0, b"")
 
 
 def without_incarnation(key: bytes) -> bytes:
-    """The part of a key that stays the same when the job is started again: simulated delays are
-    drawn from it."""
+    """The key without what changes when the job is started again. Simulated delays are drawn from
+    it."""
     kind, rack, _, rank, fragment, seq, _, rest = _KEY.unpack(key)
     return _KEY.pack(kind, rack, 0, rank, fragment, seq, 0, rest)

@@ -89,7 +89,7 @@ def slow_between(begins: Path, ends: Path, times: float) -> Times:
 
 def age_silence(rack: int, seconds: int) -> None:
     """If this process coordinates: a rack that is silent has been so for at least so long."""
-    usual = coordinator.look
+    usual = coordinator.note_liveness
 
     def look(
         views: Mapping[int, MemberView], live: frozenset[int], slow: frozenset[int], now_ns: int,
@@ -99,7 +99,7 @@ def age_silence(rack: int, seconds: int) -> None:
         if rack in views and rack not in live:
             views[rack].lively_ns = min(views[rack].lively_ns, now_ns - seconds * SECOND)
 
-    coordinator.look = look  # type: ignore[attr-defined]
+    coordinator.note_liveness = look  # type: ignore[attr-defined]
 
 
 class GatedPatience(Patience):

@@ -420,7 +420,7 @@ BUGS = (
         ("coordination.coordinator:Coordinator._forsaken",
          "seated <= self.proposer.dead | self.election.unaware",
          "len(seated - self.proposer.dead - self.election.unaware) <= 1"),
-        ("coordination.coordinator:Coordinator._mind_the_dead", "not self._forsaken()", "now_ns"),
+        ("coordination.coordinator:Coordinator._update_founding", "not self._forsaken()", "now_ns"),
     ),
     _bug(
         "36b",

@@ -1,4 +1,4 @@
-"""codec: one flat fp32 vector <-> bytes. The names a configuration may use."""
+"""codec: encodes a flat fp32 vector to bytes and decodes it, by one of the registered codecs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def is_codec(name: str) -> bool:
 
 
 def codec_named(name: str) -> Codec | LayoutCodec:
-    """A new one. Raises KeyError for a name that is not registered."""
+    """A new codec. Raises KeyError for a name that is not registered."""
     return CODECS[name]() if name in CODECS else LAYOUT_CODECS[name]()
 
 
 def cut_numel(codec: Codec | LayoutCodec) -> int:
-    """Number of elements at whose multiples payloads of this codec may be cut into slices that
+    """Payloads of this codec may be cut at multiples of this number of elements into slices that
     decode independently; 0: they may not be cut."""
     if isinstance(codec, LayoutCodec | Varying) or codec.feedback == "weights":
         return 0
@@ -57,9 +57,9 @@ def cut_numel(codec: Codec | LayoutCodec) -> int:
 
 
 def register(name: str, make: Callable[[], Codec] | Callable[[], LayoutCodec]) -> None:
-    """Let `codec` name a codec of yours, in this process. Every rack must do
-    so, under the same name, before its MendConfig is built. Raises ConfigError for a name that
-    cannot be, or that is taken."""
+    """Register a codec for the setting `codec`, in this process. Every rack must do so, under the
+    same name, before its MendConfig is built. Raises ConfigError if the name is malformed or
+    taken."""
     if not _NAME.fullmatch(name):
         rule = "must be a lower-case letter and up to 31 letters, digits, - and _"
         raise ConfigError("codec", name, rule, "Choose another name.")

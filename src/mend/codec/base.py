@@ -20,15 +20,13 @@ Feedback = Literal["buffer", "weights"]
 
 class Codec(Protocol):
     """Encodes and decodes offers. Several threads share an instance, so it holds no scratch memory.
-
     Equal elements give equal bytes, and equal bytes give equal elements, on every machine and with
-    any number of threads: every rack merges what `decode` returns, the sender of the bytes too.
-    """
+    any number of threads, because every rack merges what `decode` returns, including the sender of
+    the bytes."""
 
     name: str
     exact: bool
-    """Whether `decode` returns every bit of what was encoded; then nothing is left for the
-    residual."""
+    """Whether `decode` returns every encoded bit; then there is no residual."""
     feedback: Feedback
     """Where a rack keeps what the codec left out of an offer that was merged: in a buffer that is
     added to its next offer, or in its own weights, whose next offer then holds it by itself. The
@@ -39,7 +37,7 @@ class Codec(Protocol):
     part by part gives the same bytes, concatenated. 0: only the whole vector can be encoded."""
 
     def payload_bytes(self, numel: int) -> int:
-        """B for N = numel elements; of a codec that is `Varying`, the most that B can be."""
+        """B for N = numel elements; the limit of B for a codec that is `Varying`."""
 
     def encode(self, x_N: Tensor) -> Tensor:
         """fp32 N -> uint8 B, contiguous on CPU. May alias x_N only where `exact`. Every element is
@@ -56,7 +54,7 @@ class Varying(Protocol):
     """A codec whose payloads of N elements differ in size. Its offers carry the size."""
 
     def check(self, payload_B: Tensor, numel: int) -> None:
-        """Raises WireError when `decode` could not read all N elements of this payload."""
+        """Raises WireError if `decode` could not read all N elements of this payload."""
 
 
 class FragmentCodec(Protocol):
@@ -74,10 +72,10 @@ class FragmentCodec(Protocol):
 
     @property
     def payload_bytes(self) -> int:
-        """Upper limit of a payload; a closing one (codec.closing) may be longer."""
+        """Limit of a payload; a closing one (codec.closing) may be longer."""
 
     def first(self, state_S: Tensor) -> None:
-        """Write the state that a run begins with (fp32): equal bits on every rack."""
+        """Write the initial state of a run (fp32): equal bits on every rack."""
 
     def at(self, state_S: Tensor, version: int) -> Codec:
         """The codec of the anchor of this version: encodes offers against it, and decodes those of
@@ -128,7 +126,7 @@ class Stateless:
         return self.codec.payload_bytes(self.numel)
 
     def first(self, state_S: Tensor) -> None:
-        """There is none."""
+        """Nothing to write: there is no state."""
 
     def at(self, state_S: Tensor, version: int) -> Codec:
         return self.codec
@@ -141,7 +139,7 @@ class Stateless:
         version: int,
         out_S: Tensor,
     ) -> None:
-        """There is none."""
+        """Nothing to write: there is no state."""
 
 
 def check_row(payload_B: Tensor) -> None:

@@ -30,7 +30,7 @@ decoded number is ever subnormal: whether those are kept depends on the state of
 
 
 def strip_numel() -> int:
-    """Elements per torch call that keep it in this thread."""
+    """Limit of the elements per torch call, so that it stays in this thread."""
     return _SINGLE_NUMEL if torch.get_num_threads() == 1 else _STRIP_NUMEL
 
 
@@ -45,7 +45,8 @@ class BlockCodec(ABC):
     block_bytes: int
 
     compiled = ""
-    """The name of its compiled form in mend.kernels, which has equal bits; empty: there is none."""
+    """The name of its compiled form in mend.kernels, which gives equal bits; empty: there is
+    none."""
 
     def kernels(self) -> BlockKernels | None:
         """Compiled forms of the two below, for vectors on the CPU; None: there are none. The first
@@ -101,7 +102,7 @@ class BlockCodec(ABC):
         return out
 
     def _part(self, row_c: Tensor, offset: int, numel: int) -> Tensor:
-        """Some elements of one block."""
+        """Elements of one block."""
         whole_k = torch.empty(1, self.block, device=row_c.device, dtype=torch.float32)
         self.decode_blocks(row_c[None], whole_k)
         return whole_k[0, offset : offset + numel]
@@ -122,22 +123,22 @@ class BlockCodec(ABC):
 
 
 def peaks(x_bk: Tensor) -> tuple[Tensor, Tensor]:
-    """The magnitudes, and the greatest of each block (b, 1); 0 where that is below TINY."""
+    """The magnitudes, and the greatest of each block (b, 1), which is 0 if it is below TINY."""
     size_bk = x_bk.abs()
     peak_b1 = size_bk.amax(1, keepdim=True)
     return size_bk, torch.where(peak_b1 < TINY, 0.0, peak_b1)
 
 
 def over(numerator: float, peak_b1: Tensor) -> Tensor:
-    """numerator / peak; 0 where the peak is 0."""
+    """numerator / peak; 0 if the peak is 0."""
     return torch.where(peak_b1 == 0, 0.0, numerator / peak_b1)
 
 
 def put_scales(scale_b1: Tensor, rows_bc: Tensor) -> None:
-    """fp32 scales into the first four bytes of each block."""
+    """Write the fp32 scales into the first four bytes of each block."""
     rows_bc[:, :4].copy_(scale_b1.contiguous().view(torch.uint8))
 
 
 def get_scales(rows_bc: Tensor) -> Tensor:
-    """fp32 (b, 1)."""
+    """Read the fp32 scales (b, 1)."""
     return rows_bc[:, :4].contiguous().view(torch.float32)

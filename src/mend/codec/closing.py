@@ -39,7 +39,7 @@ def _closes(payload_B: Tensor) -> bool:
 
 
 class Closing:
-    """Encodes a closing offer."""
+    """Encodes closing offers."""
 
     name = "closing"
     exact = True
@@ -69,7 +69,7 @@ CLOSING = Closing()
 
 
 class EitherCodec:
-    """Encodes like `codec`; decodes closing payloads, too."""
+    """Encodes like `codec`, and also decodes closing payloads."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec, self.name, self.exact = codec, codec.name, codec.exact
@@ -77,7 +77,7 @@ class EitherCodec:
         self.compiled: str = getattr(codec, "compiled", "")
 
     def payload_bytes(self, numel: int) -> int:
-        """Of what `encode` makes."""
+        """Limit of what `encode` makes."""
         return self.codec.payload_bytes(numel)
 
     def encode(self, x_N: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Either:
 
     @property
     def payload_bytes(self) -> int:
-        """Of all but closing ones."""
+        """Limit of all payloads except closing ones."""
         return self.codecs.payload_bytes
 
     def first(self, state_S: Tensor) -> None:

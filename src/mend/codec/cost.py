@@ -1,4 +1,4 @@
-"""The measured loss that lossy codecs cost. Touches nothing."""
+"""The measured loss of lossy codecs. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ random weights and after a warm start: 5M parameters, 4 racks, H 64, 48 rounds
 
 
 def measured_cost(codec: str, apply_mode: str) -> tuple[str, tuple[int, int]] | None:
-    """The codec whose measured cost counts for this one, and that cost; None: none was seen."""
+    """The codec whose measured cost applies to this one, and the cost; None: it was not
+    measured."""
     if codec != "topk" and not codec.startswith("powersgd-"):
         return None
     known = "topk" if codec == "topk" else "powersgd-4"

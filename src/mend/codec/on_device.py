@@ -24,10 +24,10 @@ ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0", "topk")
 _NAMES = ", ".join(ON_DEVICE)
 
 MESSAGE_MAX = 400
-"""Characters of a message of Triton."""
+"""Limit of the characters of a message of Triton."""
 
 _ALIGNED = 16
-"""Bytes at whose multiple the second part of a parcel begins."""
+"""The second part of a parcel begins at a multiple of this number of bytes."""
 
 
 class Offered(NamedTuple):
@@ -94,7 +94,7 @@ class DeviceEncoder:
         return -(-self._codec.payload_bytes(numel) // _ALIGNED) * _ALIGNED
 
     def _opened(self, parcel_B: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """The payload, and what was found."""
+        """The payload, and its statistics."""
         found_B = parcel_B[self._found_at(numel) :]
         payload_B = parcel_B[: self._codec.payload_bytes(numel)]
         return payload_B, found_B.view(torch.float32).view(4, _programs(numel))
@@ -116,7 +116,7 @@ def encoder_on(
 
 
 def device_encoder(codec: Codec, in_weights: bool = False) -> DeviceEncoder:
-    """Raises ConfigError for a codec without a kernel, and without Triton."""
+    """Raises ConfigError for a codec without a kernel, or without Triton."""
     if codec.name not in ON_DEVICE:
         raise no_kernel(codec.name)
     try:

@@ -1,4 +1,5 @@
-"""Modules and attributes of tsugi-mend that are parts of a job which mend runs itself."""
+"""Modules and attributes of tsugi-mend that do not exist here, because mend does their work
+itself."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ REMEDIES = {
     "autotuner": "use `mend plan` and grace_window_ms='adaptive'.",
     "sideband": "mend opens its connections itself (`sideband_addr`, `sideband_peers`).",
 }
-"""module -> what to use in its place."""
+"""module -> its replacement."""
 
 ATTRIBUTES = {
     "sched": "use schedule_for(step).",
@@ -27,10 +28,10 @@ ATTRIBUTES = {
     "hostname": "use socket.gethostname().",
     "async_tp_active": "read status().async_tp.",
 }
-"""Attribute of the runtime -> what to use in its place."""
+"""Attribute of the runtime -> its replacement."""
 
 
 def absent(path: str, module: str = "") -> ImportError:
-    """The error of importing it, or this name of that `module`."""
+    """The error for importing `module`, or this name of it."""
     remedy = REMEDIES[module or path.rpartition(".")[2]]
     return ImportError(f"{path} has no counterpart in mend: {remedy}", name=path)

@@ -9,10 +9,10 @@ from mend.config.predecessor import translated
 
 
 def MendConfig(**settings: Any) -> Settings:  # the name that scripts call
-    """mend's configuration from the settings of tsugi-mend 0.1.5, of mend, or of both. What is not
-    given has mend's default.
+    """The configuration of mend from settings of tsugi-mend 0.1.5, of mend, or of both.
 
-    A setting that mend has keeps its meaning. One that it does not have is accepted at its default,
-    as mend then does what that stands for, and refused otherwise. Raises ConfigError.
+    Settings that are not given have mend's defaults. A setting that mend has keeps its meaning. One
+    that mend does not have is accepted with its default, which stands for what mend does, and
+    refused otherwise. Raises ConfigError.
     """
     return Settings(**translated(settings))

@@ -1,4 +1,4 @@
-"""The records that a script hands to a round and gets from it. mend itself merges."""
+"""The records that a script passes to a round and gets from it. mend itself merges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LearnerFragment", "MergeResult"]
 
 @dataclass
 class LearnerFragment:
-    """What a fragment provider would deliver, which mend does not call."""
+    """What a fragment provider would return. mend does not call it."""
 
     learner_id: str
     round_id: int
@@ -28,14 +28,14 @@ class MergeResult:
     """A merge of one of mend's fragments, as `Runtime.outer_step_collect` reports it."""
 
     round_id: int
-    """That of outer_step_begin."""
+    """The round number of outer_step_begin."""
     merged_delta: list[Tensor]
-    """Empty: mend applies the merge itself, and a script that added it again would double it."""
+    """Empty: mend applies the merge itself. If the script added it again, it would count twice."""
     learners_merged: list[str]
     learners_excluded: list[str]
-    """Empty: mend leaves a slow rack out of a round by the grace window, see learners_absent."""
+    """Empty: mend leaves slow racks out of a round by the grace window; see learners_absent."""
     elapsed_grace_ms: float
-    """NaN: mend does not say it. `mend report` has the waits of each round."""
+    """NaN: mend does not report it here. `mend report` has the waits of each round."""
     reason: str
     """As `status().closed_by`."""
     learners_absent: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class MergeResult:
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Its merges and its syncer are what mend does itself."""
+    """Its merges and its synchronization are done by mend."""
     if name.startswith("__"):
         raise AttributeError(name)
     raise absent(f"{__name__}.{name}", "reducer")

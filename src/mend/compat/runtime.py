@@ -31,7 +31,7 @@ __all__ = ["Runtime", "get_runtime", "mend_init", "mend_shutdown"]
 
 @dataclass(frozen=True)
 class Topology:
-    """`racks` as the settings have it: mend_init has returned, so all of them were there."""
+    """`racks` as in the settings: mend_init has returned, so all of them were there."""
 
     racks: int
     detection_method: str = "settings"
@@ -43,20 +43,20 @@ class Topology:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Another rack that lives."""
+    """Another live rack."""
 
     rank_id: str
     health_bit: bool = True
 
 
 class Peers:
-    """The other racks, or ranks of this rack, as the predecessor's sideband names them."""
+    """The other racks, or ranks of this rack, in the form of the predecessor's sideband."""
 
     def __init__(self, runtime: Runtime, ranks: tuple[int, ...]) -> None:
         self._runtime, self._ranks = runtime, ranks
 
     def peer_snapshot(self) -> dict[str, Heartbeat]:
-        """Those that live, by name: the own rank_id, with the other's number."""
+        """The live ones by name: this rank_id, with the number of the other."""
         status = self._runtime.status()
         racks = [rack for rack in status.racks_live if rack != status.rack]
         names = self._runtime.names(self._ranks or racks)
@@ -74,7 +74,7 @@ class Runtime:
         rank_id: str | None = None,
         ranks: tuple[int, ...] = (),
     ) -> None:
-        """`ranks`: other ranks of this rack that are peers to the script."""
+        """`ranks`: other ranks of this rack that the script considers peers."""
         self._runtime, self._steps_by_hand = runtime, steps_by_hand
         self.rank_id = rank_id or f"rack-{runtime.config.rack_number}"
         self.topology = Topology(runtime.config.racks)
@@ -82,9 +82,9 @@ class Runtime:
         self.sideband = Peers(self, ranks) if has_peers else None
         self._warned = False
         self._round: int | None = None
-        """That of outer_step_begin, until its result is collected."""
+        """The round number of outer_step_begin, until its result is collected."""
         self._collected = 0
-        """Commits that the script has heard of."""
+        """Number of commits that the script has been given."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ATTRIBUTES:
@@ -92,7 +92,7 @@ class Runtime:
         return getattr(self._runtime, name)
 
     def names(self, racks: Iterable[int]) -> list[str]:
-        """Names of racks: this one's rank_id, with their numbers."""
+        """Names of racks: this rank_id, with their numbers."""
         stem = self.rank_id.rstrip("0123456789")
         return [f"{stem}{rack}" for rack in racks]
 
@@ -100,17 +100,17 @@ class Runtime:
         """Nothing is due before a step."""
 
     def step_end(self, step: int, step_time_ms_override: float | None = None) -> None:
-        """One step is done, unless an optimizer given to mend_init has counted it already. mend
-        counts and times steps itself: the arguments are not used."""
+        """One step is done; ignored if an optimizer given to mend_init has counted it. mend counts
+        and times steps itself, so the arguments are not used."""
         if self._steps_by_hand:
             self._runtime.step()
 
     def outer_step_begin(
         self, round_id: int, fragment_provider: Any = None, expected_learner_ids: Any = None
     ) -> None:
-        """The next merge is what outer_step_collect reports as this round. mend captures and
-        exchanges by itself: the provider is not called, and a warning says so once. Raises
-        UsageError with a roster of this round alone, and before the last round is collected."""
+        """The next merge is the one that outer_step_collect reports as this round. mend captures
+        and exchanges by itself: the provider is not called, and a warning says so once. Raises
+        UsageError for a roster of this round only, and before the last round is collected."""
         if expected_learner_ids is not None:
             raise UsageError(
                 "outer_step_begin(expected_learner_ids=): mend has one roster for all rounds. Set "
@@ -131,12 +131,12 @@ class Runtime:
             )
 
     def outer_step_in_flight(self) -> bool:
-        """Whether a round was begun and its result was not collected."""
+        """Whether a round was begun whose result was not collected."""
         return self._round is not None
 
     def outer_step_collect(self) -> MergeResult | None:
-        """What the newest merge since the last call was, if a round is in flight and there is one.
-        Its `merged_delta` is empty: mend applies it itself."""
+        """The newest merge since the last call, if a round is in flight and there is one. Its
+        `merged_delta` is empty, because mend applies it itself."""
         if self._round is None:
             return None
         status = self._runtime.status()
@@ -151,7 +151,7 @@ class Runtime:
 
 
 _runtimes: WeakKeyDictionary[nn.Module, Runtime] = WeakKeyDictionary()
-"""By model: a value holds its mend runtime, which would never be freed if it were the key."""
+"""By model. A value holds its mend runtime, which would never be freed if that were the key."""
 
 
 def mend_init(
@@ -183,11 +183,11 @@ class _Seat(NamedTuple):
     config: MendConfig
     mesh: DeviceMesh | None = None
     ranks: tuple[int, ...] = ()
-    """Other ranks of this rack that the script takes for its peers."""
+    """Other ranks of this rack that the script considers peers."""
 
 
 def _seat_of(config: MendConfig, model: nn.Module) -> _Seat:
-    """Every process of the predecessor is a learner, and nothing numbers it."""
+    """In the predecessor every process is a learner, and none has a number."""
     if config.rack is not None or not config.exchange:
         return _Seat(config)
     peers = len(config.sideband_peers)
@@ -206,7 +206,7 @@ def _seat_of(config: MendConfig, model: nn.Module) -> _Seat:
 
 
 def mend_shutdown(model: nn.Module) -> None:
-    """As `mend.mend_shutdown`; get_runtime(model).status() before it has the last figures."""
+    """As `mend.mend_shutdown`. The last figures are in get_runtime(model).status() before it."""
     api.mend_shutdown(model)
 
 

@@ -1,6 +1,7 @@
-"""config: every setting of a job, checked when it is made. The only reader of environment and TOML.
+"""config: all settings of a job, checked when the configuration is made. Only this package reads
+MEND_* variables and the TOML file.
 
-`settings` says which there are, `kinds` what a value may be, `sources` where it comes from.
+`settings` has the settings, `kinds` their possible values, `sources` where the values come from.
 """
 
 from mend.config.settings import MendConfig, Setting, describe

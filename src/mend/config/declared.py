@@ -1,4 +1,4 @@
-"""What the table of settings (`MendConfig`) declares of each field."""
+"""What the table of settings (`MendConfig`) declares for each field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mend.config.kinds import Kind
 
 
 class Group(Enum):
-    """Who sets a field; the value is the heading in docs/configuration.md."""
+    """The purpose of a field. The value is the heading in docs/configuration.md."""
 
     PEOPLE = "Settings that people set"
     TUNING = "Settings for tuning"
@@ -18,20 +18,20 @@ class Group(Enum):
 
 
 class Scope(Enum):
-    """Where a value must be equal; the value is the word in docs/configuration.md."""
+    """Where a setting must be equal. The value is the word in docs/configuration.md."""
 
     RACK = "rack"
     """Nowhere: each rack has its own."""
     JOB = "job"
-    """On all racks of a job. A job that resumes a checkpoint may have another one."""
+    """On all racks of a job. A job that resumes a checkpoint may have another value."""
     PLAN = "plan"
     """On all racks of a job, and in every job that resumes its checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """`in_force`: attribute of the configuration that has the value in force, where a setting that
-    is not given follows others; racks compare that one. Empty: the field itself."""
+    """`in_force`: the attribute of the configuration that has the value in force, if a setting that
+    is not given follows from others. Racks compare that value. Empty: the field itself."""
 
     kind: Kind
     meaning: str

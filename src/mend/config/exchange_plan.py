@@ -6,21 +6,21 @@ from mend.coordination.round import SLICED_MIN
 from mend.errors import InvariantError
 
 MESH_RACKS = 3
-"""Most racks of which `auto` makes a mesh, whose racks compare their merges."""
+"""Up to this many racks, `auto` selects a mesh, in which racks compare their merges."""
 
 _MANY = 1 << 24
-"""Elements; enough that the blocks of a codec are as good as whole."""
+"""Number of elements of a large payload, for which partial blocks of a codec do not matter."""
 
 
 def is_sharded(plan: str, codec: str, merge: str, racks: int) -> bool:
-    """Return whether racks merge a slice each."""
+    """Return whether each rack merges a slice."""
     if plan != "auto":
         return plan == "sharded"
     return racks > MESH_RACKS and not unsharded(codec, merge, racks) and _saves(codec, racks)
 
 
 def unsharded(codec: str, merge: str, racks: int) -> str:
-    """Say why a result cannot be merged slice by slice; empty: it can."""
+    """Why a result cannot be merged slice by slice; empty: it can."""
     from mend.codec import codec_named, cut_numel  # loads torch, which a witness has no use for
 
     if racks < SLICED_MIN:
@@ -33,8 +33,8 @@ def unsharded(codec: str, merge: str, racks: int) -> str:
 
 
 def _saves(codec: str, racks: int) -> bool:
-    """Return whether a payload and the result, which travels as fp32, are less than a payload of
-    each of the racks. Both times a rack has one part in `racks` itself."""
+    """Return whether slices need fewer bytes: a payload and the result as fp32 are smaller than the
+    payloads of all racks. In both cases a rack has 1 / `racks` of the bytes itself."""
     from mend.codec import LayoutCodec, codec_named
 
     made = codec_named(codec)

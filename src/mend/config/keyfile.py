@@ -2,7 +2,7 @@
 
     # comments and empty lines are skipped
     mend-key-1 4S1tVbdyx4FTMrcKPN0zUWZgNKPs2bGlE3dPFEbkPfg
-    mend-key-1 ...                                          accepted, too, while keys are replaced
+    mend-key-1 ...                                          also accepted, while keys are replaced
 
 The first key is the one that this process uses; it accepts all of them.
 """
@@ -45,9 +45,9 @@ def line_of(secret: bytes) -> str:
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:
-    """Read all keys of a file, the one to use first. Raises ConfigError, which never has a key in
-    it: the file is not there, is empty or damaged, or others may read it, or it has a reader's
-    key."""
+    """Read all keys of a file; the first is the one to use. Raises ConfigError, which never
+    contains a key, if the file is missing, empty or damaged, if others may read it, or if it has a
+    reader's key."""
     keys = read_keys(path)
     if any(len(key) == READER_BYTES for key in keys):
         rule = "has a reader's key, which cannot take part in a job"
@@ -80,9 +80,9 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 
 def too_open(status: os.stat_result, user: int) -> bool:
-    """Whether others than `user` may read or write the file. Root may, and where the file is root's
-    the group that lets this process read it may read it as well: Kubernetes mounts a Secret like
-    that (0440) in a pod with an fsGroup."""
+    """Whether others than `user` may read or write the file. Root always may. If root owns the
+    file, its group may read it as well, since that lets this process read it: in a pod with an
+    fsGroup, Kubernetes mounts a Secret in this way (0440)."""
     mounted = status.st_uid == 0 != user and status.st_mode & stat.S_IRWXG == stat.S_IRGRP
     return bool(status.st_mode & (stat.S_IRWXO if mounted else OTHERS))
 
@@ -101,9 +101,10 @@ def _secret(path: Path, number: int, line: list[bytes]) -> bytes:
 
 
 def secrets_of(config: MendConfig, bind: str, field: str = "sideband_addr") -> tuple[bytes, ...]:
-    """The keys of a process that listens at `bind`; none on loopback or where the user insists.
+    """The keys of a process that listens at `bind`. There may be none on the loopback interface, or
+    with `insecure`, which causes a warning.
 
-    Raises ConfigError for any other address without a key. Warns of what is insecure.
+    Raises ConfigError for any other address without a key.
     """
     if config.key_file is not None:
         return read_secrets(Path(config.key_file))
@@ -126,7 +127,7 @@ def secrets_of(config: MendConfig, bind: str, field: str = "sideband_addr") -> t
 
 
 def protection_of(config: MendConfig, bind: str) -> str:
-    """The protection in one word: keys, loopback, insecure; or none, which is refused at the
+    """The protection of this process: keys, loopback or insecure; or none, which is refused at the
     start."""
     if config.key_file is not None:
         return "keys"
@@ -136,7 +137,7 @@ def protection_of(config: MendConfig, bind: str) -> str:
 
 
 def is_loopback(bind: str) -> bool:
-    """Return whether only processes of this machine reach it. Names are looked up."""
+    """Return whether only processes of this machine can reach an address. Names are looked up."""
     host, _ = host_and_port(bind)
     try:
         numbers: tuple[str, ...] = (str(ipaddress.ip_address(host)),)

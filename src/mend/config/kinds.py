@@ -14,7 +14,7 @@ from typing import Any
 from mend.types import RACKS_MAX, RANKS_MAX, fp32
 
 NONE = "none"
-"""As the environment writes None, in any case."""
+"""None in the environment, in upper or lower case."""
 
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+(%\w+)?\]|\w[\w.-]*):(\d{1,5})", re.ASCII)
 _HOST = re.compile(r"\w[\w.-]*", re.ASCII)
@@ -39,13 +39,13 @@ class Kind:
 
 
 def refuse_unless(fits: object) -> None:
-    """Raise ValueError, which a caller that knows the setting turns into a ConfigError."""
+    """Raise ValueError unless `fits`. A caller that knows the setting makes it a ConfigError."""
     if not fits:
         raise ValueError
 
 
 def whole(low: int, high: int | None = None, unit: str = "") -> Kind:
-    """An int; True and False are none."""
+    """An int. True and False are refused."""
 
     def accept(value: Any) -> int:
         refuse_unless(not isinstance(value, bool))
@@ -58,7 +58,7 @@ def whole(low: int, high: int | None = None, unit: str = "") -> Kind:
 
 
 def number(rule: str, fits: Callable[[float], bool], unit: str = "") -> Kind:
-    """A finite float; an int is taken as one."""
+    """A finite float; an int is converted."""
 
     def accept(value: Any) -> float:
         refuse_unless(not isinstance(value, (bool, str)))
@@ -90,7 +90,7 @@ def one_of(*names: str) -> Kind:
 
 
 def either(kind: Kind, word: str, value: object) -> Kind:
-    """`kind`, or `value`, which the environment writes as `word`."""
+    """`kind`, or `value`, which is written as `word` in the environment."""
     return Kind(
         f"{kind.rule}, or {word}",
         lambda given: value if given == value else kind.accept(given),
@@ -111,7 +111,7 @@ def is_address(written: str, port_min: int = 1) -> bool:
 
 
 def listed(written: str) -> list[str]:
-    """The parts of a comma list, without blanks and empty ones."""
+    """The parts of a comma-separated list, stripped, without empty ones."""
     return [part.strip() for part in written.split(",") if part.strip()]
 
 
@@ -126,7 +126,7 @@ def _word(written: str) -> bool:
 
 
 def _peers(value: Any) -> tuple[str, ...]:
-    """Return `rack=address`, ascending; plain addresses stay as they are, in their order."""
+    """Return `rack=address` entries, ascending; plain addresses keep their form and order."""
     if isinstance(value, Mapping):
         value = [f"{rack}={address}" for rack, address in value.items()]
     entries = listed(value) if isinstance(value, str) else list(value)
@@ -143,7 +143,7 @@ def _peers(value: Any) -> tuple[str, ...]:
 
 
 def numbered(addresses: Mapping[int, str]) -> tuple[str, ...]:
-    """`rack=address` of each, ascending by rack."""
+    """`rack=address` entries, ascending by rack."""
     return tuple(f"{rack}={addresses[rack]}" for rack in sorted(addresses))
 
 

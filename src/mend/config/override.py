@@ -1,6 +1,6 @@
-"""Lets a program that runs a training script decide settings of the ranks in it.
+"""Lets a program that runs a training script override settings of the ranks in it.
 
-The script calls `mend_init` as it always does. Whatever it says, what is decided here holds.
+The script calls `mend_init` as usual. The values of an override win over all that it passes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # loads torch
 
 
 class Override(Protocol):
-    """Decides settings of the ranks of this process."""
+    """Overrides settings of the ranks of this process."""
 
     def named(
         self, names: Collection[str], environment: Mapping[str, Named], given: Mapping[str, Named]
@@ -34,7 +34,7 @@ _in_force: list[Override] = []
 
 @contextmanager
 def overriding(override: Override) -> Iterator[None]:
-    """Have `override` decide in this process."""
+    """Put `override` in force in this process."""
     _in_force.append(override)
     try:
         yield
@@ -43,5 +43,5 @@ def overriding(override: Override) -> Iterator[None]:
 
 
 def override_in_force() -> Override | None:
-    """The override that decides; None: there is none."""
+    """The override in force; None: there is none."""
     return _in_force[-1] if _in_force else None

@@ -1,4 +1,4 @@
-"""Settings that train badly together: the default that avoids one of them, and warnings."""
+"""Warns about settings that train badly together, and computes the default outer momentum."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from mend.config.settings import MendConfig
 
 GAIN_MAX = 2.0
-"""Above this lr / (1 - momentum) the outer step overshoots, from random weights and unramped."""
+"""Above this lr / (1 - momentum) the outer step overshoots, from random weights without a ramp."""
 
 GAIN_RAMPED_MAX = 12.0
-"""The same if ramped or after a warm start; lr 1 with momentum .9 is the most that was measured."""
+"""The same with a ramp or after a warm start; lr 1 with momentum .9 is the most that was
+measured."""
 
 GAIN_SHORT_MAX = 2.01
 """Times the gain of the default momentum at this period: lr 1 and momentum .9 have 2.0 at H 64, and

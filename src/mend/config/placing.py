@@ -1,7 +1,7 @@
-"""Finds out which rack this is and where others reach it, from the peers and this machine.
+"""Finds out which rack this is and how others reach it, from the peers and this machine.
 
-`place` decides; it looks at the machine only where the settings leave something open. It infers
-nothing from RANK, GROUP_RANK or MASTER_ADDR: each rack's torchrun counts its own nodes from 0.
+It examines the machine only if the settings leave something open. It infers nothing from RANK,
+GROUP_RANK or MASTER_ADDR, because each rack's torchrun counts its own nodes from 0.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mend.transport.whereabouts import Whereabouts
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
-    """The findings of one rank: the rack, all racks' addresses, entries that are its own machine;
-    or the parts of the ConfigError that kept it from finding them."""
+    """The findings of one rank: the rack, the addresses of all racks, and the entries that are its
+    own machine. Or the parts of the ConfigError that prevented them."""
 
     rack: int = 0
     peers: tuple[str, ...] = ()
@@ -30,8 +30,8 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_open(config: MendConfig) -> bool:
-    """Return whether the peers leave open which rack this is, what its address is, or where others
-    reach it. Without peers all racks are on one machine, and `rack` is enough."""
+    """Return whether the peers leave open which rack this is, what its address is, or how others
+    reach it. Without peers, all racks are on one machine, and `rack` is enough."""
     if not config.sideband_peers:
         return False
     all_named = list(config.peer_addresses) == list(range(config.racks))
@@ -42,10 +42,10 @@ def is_open(config: MendConfig) -> bool:
 def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
     """The configuration with rack, racks, all peers and the advertised host filled in.
 
-    Where something is open all ranks of the rack call it together: the first one's machine is the
-    one that the peers name, so it decides, and each rank finds its own address. Raises ConfigError
-    on all of them with the one thing that is missing, UsageError when the ranks are on machines
-    of several racks.
+    If something is open, all ranks of the rack must call it together: the peers name the machine of
+    the first rank, so that one decides, and each rank finds its own address. Raises ConfigError on
+    all ranks with the one thing that is missing, UsageError if the ranks are on machines of several
+    racks.
     """
     if not is_open(config):
         return config
@@ -90,8 +90,8 @@ def _is_plain(config: MendConfig) -> bool:
 
 @dataclass
 class _Search:
-    """One look at the peers. `result` is the rack, the address of every rack, and the entries
-    that were found to be this machine (none if nothing had to be looked up)."""
+    """The search for this rack among the peers. `result`: the rack, the address of every rack, and
+    the entries that were found to be this machine (none if nothing had to be looked up)."""
 
     config: MendConfig
     here: Whereabouts
@@ -122,7 +122,7 @@ class _Search:
         return *self._besides(), ()
 
     def _own(self) -> list[int]:
-        """The places of the entries that are this machine, at the port that this rack has."""
+        """The positions of the entries that are this machine, with the port of this rack."""
         hosts = [host_and_port(address) for _, address in self.entries]
         bind = self.config.sideband_addr
         at, port = host_and_port(bind) if bind else ("", 0)
@@ -146,7 +146,7 @@ class _Search:
         return own
 
     def _one_of(self, own: list[int]) -> int:
-        """The number of this rack in a list of all racks."""
+        """The number of this rack, if the list has all racks."""
         number = self.config.rack
         if number is not None:
             if own and number not in own:
@@ -162,7 +162,7 @@ class _Search:
         raise _missing_rack(f"no entry of sideband_peers is this machine{self._doubt()}")
 
     def _besides(self) -> tuple[int, dict[int, str]]:
-        """The rack and all addresses, when the list is of the others only."""
+        """The rack and all addresses, if the list has only the other racks."""
         config, count = self.config, len(self.entries)
         if len(self.entries) == config.racks and self.unknown:
             if config.rack is None:
@@ -183,8 +183,8 @@ class _Search:
         return own, {**addresses, own: self._own_address(own)}
 
     def _own_address(self, rack: int) -> str:
-        """Address of this rack when no entry has it: the port of sideband_addr, and the host that
-        others reach it at."""
+        """The address of this rack if no entry has it: the port of sideband_addr, and the host at
+        which others reach it."""
         host, port = host_and_port(self.config.sideband_addr)
         if not port:
             rule = f"others find rack {rack} at no port, as sideband_peers does not name one"
@@ -206,8 +206,8 @@ def _missing_rack(rule: str) -> ConfigError:
 
 
 def _reachable(config: MendConfig, here: Whereabouts, *, leads: bool) -> MendConfig:
-    """The configuration with the host that others reach this process at. The rack's entry is the
-    host of its first rank; another rank may be on another node of the rack."""
+    """The configuration with the host at which others reach this process. The rack's entry names
+    the host of its first rank; another rank may be on another node of the rack."""
     if config.advertise_host or not config.listens_everywhere:
         return config
     addresses = config.peer_addresses

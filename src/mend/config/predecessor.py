@@ -1,4 +1,4 @@
-"""The settings of tsugi-mend 0.1.5 that mend does not have: what each becomes here, or why not.
+"""The settings of tsugi-mend 0.1.5 that mend does not have, and what replaces each of them.
 
 `mend.compat.MendConfig` takes them; `mend.MendConfig` names that class. Settings of the same name
 in both libraries are not listed: they are mend's own.
@@ -23,10 +23,9 @@ _ONLINE = (
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A setting that only the predecessor has. `default`: its default, which is accepted, as mend
-    does then what it stands for. `remedy`: for every other value. `needs`: the switch without which
-    no value of this one has an effect. `idle`: no value has one. `secret`: its value is not
-    shown."""
+    """A setting that only the predecessor has. `default`: its default, which is accepted because it
+    stands for what mend does. `remedy`: for any other value. `needs`: the setting without which
+    this one has no effect. `idle`: it has no effect at all. `secret`: its value is not shown."""
 
     default: object
     remedy: str = ""
@@ -62,7 +61,7 @@ FOREIGN: dict[str, Foreign] = {
     "nccl_topo_file": Foreign(
         None, "Set NCCL_TOPO_DUMP_FILE to the file that NCCL has written; rack_aware reads it."
     ),
-    # It bounds how long a peer that does not answer delays the others: here it delays nobody.
+    # It limits how long a silent peer delays the others; in mend it delays nobody.
     "sideband_connect_timeout_s": Foreign(0.5, _BOUNDED, idle=True),
     "sideband_max_line_bytes": Foreign(4096, _BOUNDED),
     "sideband_inbound_read_timeout_s": Foreign(1.0, _BOUNDED),
@@ -74,18 +73,18 @@ FOREIGN: dict[str, Foreign] = {
     "sideband_tls_keyfile": Foreign(None, _KEYS, secret=True),
     "sideband_tls_ca_file": Foreign(None, _KEYS, secret=True),
 }
-"""name -> what becomes of it, in the predecessor's order."""
+"""name -> what replaces it, in the predecessor's order."""
 
 UNSET: dict[str, object] = {
     "expected_learner_ids": None,
     "momentum_sync_period_steps": 512,
     "sideband_addr": "tcp://0.0.0.0:51900",
 }
-"""Settings whose default in the predecessor leaves them out here: no roster, no exchange of moments
-(it has a period and exchanges none), and the own entry of sideband_peers."""
+"""Settings that are left out if they have the predecessor's default: no roster, no exchange of
+moments (the predecessor has a period but exchanges none), and the own entry of sideband_peers."""
 
 OF_SCRIPTS = frozenset({"MEND_PROCESS_GROUP_TIMEOUT_S", "MEND_SIDEBAND_PORT_BASE"})
-"""Variables that its examples read themselves, and its pages have users set."""
+"""Variables that its examples read, and that its documentation tells users to set."""
 
 _MODE, _COLUMNS = "outer_step_compression_mode", "outer_step_compression_powersgd_rank"
 
@@ -101,8 +100,8 @@ _CODECS = {"none": "float32", "bf16": "bfloat16", "quant4": "int4"}
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of mend's own from those of the predecessor; all other names are handed on. Raises
-    ConfigError for a value that mend cannot give its meaning."""
+    """Translate arguments of the predecessor to mend's; other names are passed on. Raises
+    ConfigError for a value that has no equivalent in mend."""
     own: dict[str, Any] = {}
     for name, value in given.items():
         foreign = FOREIGN.get(name)
@@ -113,12 +112,12 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
             shown = "***" if foreign.secret else value
             rule = "has no meaning here but its default"
             raise ConfigError(name, shown, rule, foreign.remedy)
-        # Else it has no effect: its switch is off, or refused.
+        # Otherwise it has no effect: the setting that it needs is off, or was refused.
     return own
 
 
 def _renamed(name: str, value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The setting under mend's name, with mend's value."""
+    """The setting with mend's name and value."""
     new = BECOMES.get(name, name)
     if new != name and new in given:
         raise ConfigError(name, value, f"is {new} here, which is given, too", "Leave one out.")
@@ -149,7 +148,7 @@ def _is(value: object, default: object) -> bool:
 
 
 def refuse(name: str, value: object, what_is: str) -> ConfigError | None:
-    """The error of `mend.MendConfig` for a setting of the predecessor; None: it is none."""
+    """The error of `mend.MendConfig` for a setting of the predecessor; None: it is not one."""
     foreign = FOREIGN.get(name)
     if foreign is None and name not in BECOMES:
         return None

@@ -1,4 +1,4 @@
-"""Names that a script registers: which are valid depends on what this process has imported."""
+"""Checks names that scripts may register. Which ones are valid depends on the process's imports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mend.errors import ConfigError
 
 NESTEROV = "nesterov"
 OWN_MERGES = ("mean", "rda")
-"""Merge rules of mend itself, which are known without loading torch."""
+"""mend's own merge rules, which are known without loading torch."""
 
 
 def is_codec(word: str) -> bool:
@@ -37,8 +37,8 @@ def is_merge(word: str) -> bool:
 
 
 def refusal(name: str, kind: Kind, named: Named) -> ConfigError:
-    """The error for a value outside its rule. For a name that a script may register it lists the
-    names that this process has."""
+    """The error for a value that breaks its rule. For a name that a script may register, it lists
+    the names that are registered in this process."""
     if name not in ("outer_optimizer", "merge") or not isinstance(named.value, str):
         return misfit(name, kind, named)
     from mend.merge import MERGES

@@ -1,4 +1,4 @@
-"""The table of settings, and values that follow from them. Reads no source itself."""
+"""The table of settings, and the values that follow from them. Reads no source itself."""
 
 from __future__ import annotations
 
@@ -82,11 +82,12 @@ _experiment = functools.partial(setting, Group.EXPERIMENT)
 
 
 def _from_all_sources(cls: _Class) -> _Class:
-    """Let `cls(...)` take what was not given from environment and TOML, and check every value.
+    """Make `cls(...)` read what was not given from the environment and the TOML file, and check
+    every value.
 
-    The signature shows the fields. `dataclasses.replace` names every field and hands on which of
-    them a source had named (`named`), so it reads no source again: a config that was decided stays
-    decided. So does an unpickled one, which is not made anew.
+    `dataclasses.replace` passes every field, and in `named` which of them a source had named. So it
+    reads no source again, and a configuration never changes after it was made. Neither does an
+    unpickled one, for which `__init__` is not called.
     """
     generated: Callable[..., None] = getattr(cls, "__init__")  # noqa: B009  # of the class: mypy
 
@@ -110,7 +111,7 @@ def _kinds(cls: Any) -> dict[str, k.Kind]:
 
 
 def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """One checked value for every field, and the names of those that a source named."""
+    """A checked value for every field, and the names of the fields that a source named."""
     rules = _kinds(cls)
     before: frozenset[str] | None = given.pop("named", None)
     named = from_arguments(rules, given)
@@ -148,8 +149,8 @@ def _racks_at_least(values: Mapping[str, Any]) -> int:
 
 
 def _in_rack_order(values: Mapping[str, Any], *, counted: bool) -> tuple[str, ...]:
-    """The peers, numbered where a plain list must be of all racks: where a source says how many
-    racks there are, or no other setting has the address of this one."""
+    """The peers, numbered if a plain list must contain all racks: a source says how many racks
+    there are, or no other setting has the address of this one."""
     peers: tuple[str, ...] = values["sideband_peers"]
     plain = bool(peers) and "=" not in peers[0]
     if plain and len(peers) == values["racks"] and (counted or not values["sideband_addr"]):
@@ -163,9 +164,9 @@ class MendConfig:
     """All settings of one rack, each declared here and nowhere else; docs/configuration.md has the
     table of them.
 
-    What is not given as an argument comes from MEND_* and the file that MEND_CONFIG names. Raises
-    ConfigError for a value outside its rule, for two that do not go together, and for a name (as
-    an argument, in the environment, in the file) that no setting has.
+    Settings that are not given as arguments come from MEND_* and the file that MEND_CONFIG names.
+    Raises ConfigError for a value that breaks its rule, for two values that contradict each other,
+    and for an argument, variable or key of the file that is not a setting.
     """
 
     rack: int | None = _people(
@@ -578,7 +579,7 @@ class MendConfig:
     )
 
     named: InitVar[frozenset[str] | None] = None
-    """Fields that a source named; for `dataclasses.replace`, which hands it on."""
+    """The fields that a source named. `dataclasses.replace` passes it on."""
 
     def __post_init__(self, named: frozenset[str] | None) -> None:
         object.__setattr__(self, "named", named or frozenset())
@@ -594,15 +595,15 @@ class MendConfig:
 
     @property
     def stall_s(self) -> float:
-        """Longest wait of training for a result in one outage. With an overlap a late one is
-        applied a quarter of the overlap later; without it every round is waited for."""
+        """Longest wait of training for a result in one outage. With an overlap, a late result is
+        applied a quarter of the overlap later. Without one, training waits for every round."""
         if self.stall_max_s != "adaptive":
             return float(self.stall_max_s)
         return STALL_S if self.tau and self.concurrent_outer_step else STALL_BLOCKING_S
 
     @property
     def sharded(self) -> bool:
-        """Racks merge a slice each (exchange_plan)."""
+        """Whether each rack merges a slice (exchange_plan)."""
         return is_sharded(self.exchange_plan, self.codec, self.merge, self.racks)
 
     @property
@@ -633,7 +634,7 @@ class MendConfig:
 
     @property
     def rack_number(self) -> int:
-        """The rack. Raises ConfigError when nothing has said which one this is."""
+        """The number of this rack. Raises ConfigError if no source gives it."""
         if self.rack is None:
             remedy = "Pass rack=... or set MEND_RACK; mend launch sets it."
             raise ConfigError("rack", None, "nothing says which rack this is", remedy)
@@ -646,15 +647,15 @@ class MendConfig:
 
     @property
     def listens_everywhere(self) -> bool:
-        """sideband_addr is every address of this machine."""
+        """Whether sideband_addr stands for every address of this machine."""
         return self.sideband_addr.startswith(("tcp://0.0.0.0:", "tcp://[::]:"))
 
     @property
     def peer_addresses(self) -> dict[int, str]:
         """Where the leader of each rack listens, ascending by rack, as far as the settings say it.
 
-        A list of the others only lacks this rack's own until `placing.place` has found it; as long
-        as nothing says which rack this is, the others count as racks 0, 1, ...
+        If the list has only the other racks, this rack's address is missing until `placing.place`
+        has found it. While the number of this rack is unknown, the others count as racks 0, 1, ...
         """
         if not self.sideband_peers:
             return {rack: f"tcp://127.0.0.1:{PORT_FIRST + rack}" for rack in range(self.racks)}
@@ -681,15 +682,16 @@ class MendConfig:
         return low, high
 
     def in_force(self, name: str) -> Any:
-        """The value of a setting: what it follows from where it is not given."""
+        """The value of a setting that applies: if it was not given, it may follow from others."""
         declared: Declared = self.__dataclass_fields__[name].metadata[Declared.__name__]
         return getattr(self, declared.in_force or name)
 
     def facts(self, scope: Scope) -> tuple[tuple[str, str], ...]:
-        """(setting, text of its value in force) of this scope; racks compare them at the start.
+        """(setting, text of its value in force) for all settings of a scope. Racks compare them at
+        the start.
 
-        The default momentum follows from settings that racks compare as well, and a checkpoint may
-        be resumed by fewer or more racks, so its value does not count.
+        The momentum is compared as it was given. Its default follows from other settings that are
+        compared, and from the number of racks, which may change when a checkpoint is resumed.
         """
         names = (row.field for row in _table(type(self)) if row.declared.scope is scope)
         as_given = "outer_optimizer_momentum"
@@ -710,7 +712,7 @@ def kinds() -> dict[str, k.Kind]:
 
 
 def _refuse_pairs(c: MendConfig) -> None:
-    """Raise ConfigError for the first settings that are right alone and wrong together."""
+    """Raise ConfigError for the first settings that are valid alone but not together."""
     for conflicts in (
         _job_conflicts, _codec_conflicts, _security_conflicts, _rack_conflicts,
         _address_conflicts, _metrics_conflicts,
@@ -787,7 +789,7 @@ def _rack_conflicts(c: MendConfig) -> Iterator[Conflict]:
 
 
 def _address_conflicts(c: MendConfig) -> Iterator[Conflict]:
-    """The list names all racks, or all but this one if sideband_addr says where this one is."""
+    """The list must name all racks, or all but this one if sideband_addr has its address."""
     known, all_racks = set(c.peer_addresses), set(range(c.racks))
     others_only = known < all_racks and len(known) == c.racks - 1 and c.rack not in known
     if known != all_racks and not c.sideband_addr:

@@ -3,9 +3,9 @@
 A setting comes from the first source that names it:
 1. an argument of `MendConfig(...)`
 2. the environment variable MEND_<FIELD>; an empty one counts as not set
-3. the TOML file that MEND_CONFIG names: its table [mend], or the whole file when it has none
+3. the TOML file that MEND_CONFIG names: its table [mend], or the whole file if it has no such table
 4. the default
-A name that no setting has is an error in every source, and never ignored, except the variables that
+An unknown name is an error in every source and never ignored, except for the variables that
 Kubernetes injects for a Service whose name begins with "mend".
 """
 
@@ -43,19 +43,20 @@ _OF_A_SERVICE = re.compile(
     r"(MEND_(?:[A-Z0-9_]+?_)??)"
     r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
 )
-"""What Kubernetes sets in every pod for a Service (docs: Accessing the Service)."""
+"""The variables that Kubernetes sets in every pod for a Service (see its documentation, Accessing
+the Service)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A value from a source. `origin`: names the source in words."""
+    """A value from a source. `origin`: a text that names the source."""
 
     value: object
     origin: str
 
 
 def from_arguments(kinds: Mapping[str, Kind], given: Mapping[str, object]) -> dict[str, Named]:
-    """Take the arguments. Raises ConfigError for a name that no setting has."""
+    """The arguments. Raises ConfigError for an unknown name."""
     for name, value in given.items():
         if name not in kinds:
             raise _unknown(name, value, f"the argument {name} is", list(kinds))
@@ -65,9 +66,9 @@ def from_arguments(kinds: Mapping[str, Kind], given: Mapping[str, object]) -> di
 def from_environment(
     kinds: Mapping[str, Kind], environ: Mapping[str, str] | None = None
 ) -> dict[str, Named]:
-    """Parsed, not checked. Raises ConfigError for a text that cannot be parsed and for a name that
-    no setting has: a misspelt MEND_MERGE_MIN would otherwise be a job with the default.
-    `environ` None: of this process."""
+    """The values in the environment, parsed but not checked. Raises ConfigError for a text that
+    cannot be parsed, and for an unknown name, because a job with a misspelt MEND_MERGE_MIN would
+    otherwise run with the default. `environ` None: that of this process."""
     fields = {PREFIX + name.upper(): name for name in kinds}
     settings: dict[str, Named] = {}
     environ = os.environ if environ is None else environ
@@ -91,7 +92,7 @@ def from_environment(
 
 
 def _is_of_a_service(variable: str, environ: Mapping[str, str]) -> bool:
-    """Whether Kubernetes has set it: with every variable of a Service comes its host."""
+    """Whether Kubernetes has set a variable: then the host of the same Service is set, too."""
     found = _OF_A_SERVICE.fullmatch(variable)
     return found is not None and f"{found[1]}SERVICE_HOST" in environ
 
@@ -99,7 +100,8 @@ def _is_of_a_service(variable: str, environ: Mapping[str, str]) -> bool:
 def from_toml(
     kinds: Mapping[str, Kind], environ: Mapping[str, str] | None = None
 ) -> dict[str, Named]:
-    """Not checked. Raises ConfigError for an unreadable file and for a key that no setting has."""
+    """The values in the TOML file, not checked. Raises ConfigError for an unreadable file and for
+    an unknown key."""
     path = (os.environ if environ is None else environ).get(FILE, "")
     if not path:
         return {}
@@ -115,7 +117,7 @@ def from_toml(
 
 
 def joins_from_lightning() -> bool:
-    """Whether a training with Lightning joins a job without a callback in its script."""
+    """Whether a Lightning training joins a job without a callback in its script."""
     both = os.environ.get("MEND_RACK") and os.environ.get("MEND_RACKS")
     return bool(both) and os.environ.get(LIGHTNING) != "0"
 
@@ -154,8 +156,8 @@ def misfit(name: str, kind: Kind, named: Named) -> ConfigError:
 
 
 def _unknown(name: str, value: object, what_is: str, names: list[str]) -> ConfigError:
-    """The error for an unknown name. `what_is`: begins the rule. The value is hidden where it may
-    be a secret of another library."""
+    """The error for an unknown name. `what_is`: the beginning of the rule. The value is hidden if
+    it may be a secret of another library."""
     if (other := refuse(name.lower().removeprefix(PREFIX.lower()), value, what_is)) is not None:
         return ConfigError(name, other.value, other.rule, other.remedy)
     longer = [other for other in names if other.startswith(name)]

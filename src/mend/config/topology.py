@@ -1,6 +1,6 @@
-"""Reads from the environment: racks, nodes and the place of this process.
+"""Reads racks, nodes and the place of this process from the environment.
 
-The parsers of Slurm's strings are pure. What is not set is None or empty.
+The parsers of Slurm's strings are pure. Unset variables give None or empty values.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """The environment of one process. `levels`: its Slurm switches or blocks, the topmost first;
-    () where Slurm knows no topology."""
+    """What the environment of one process says. `levels`: its Slurm switches or blocks, topmost
+    first; () if Slurm knows no topology."""
 
     ranks_per_rack: int | None
     racks: int | None
@@ -39,13 +39,13 @@ class Hints:
     local_rank: int
     local_world: int
     world: int | None
-    """Ranks of the job, where a launcher says so."""
+    """Number of ranks of the job, if a launcher has set it."""
     dump: Path | None
     """An NCCL topology; the file need not exist yet."""
 
 
 def read_hints() -> Hints:
-    """Read all of them. Raises ConfigError for a value that cannot be meant."""
+    """Read all hints. Raises ConfigError for an invalid value."""
     address = os.environ.get("SLURM_TOPOLOGY_ADDR", "")
     pattern = os.environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "")
     number = _whole("SLURM_NODEID", 0)
@@ -63,8 +63,8 @@ def read_hints() -> Hints:
 
 
 def ranks_of_one_rack() -> int:
-    """Number of ranks that the launcher has started, if the environment gives all of them one rack
-    number; else 1, as the script may give each its own."""
+    """Number of ranks that the launcher has started, if the environment gives all of them the same
+    rack number; else 1, because the script may give each its own."""
     ranks = _whole("WORLD_SIZE", 1) or 1
     return ranks if os.environ.get("MEND_RACK", "").strip() else 1
 
@@ -93,9 +93,9 @@ def _named(number: int | None) -> str:
 def slurm_levels(address: str, pattern: str) -> tuple[str, ...]:
     """Switches (or the block) above a node, topmost first: ("rack1", "sw3") of `rack1.sw3.node7`.
 
-    The pattern (`switch.switch.node`, `block.node`) says how many there are, as a node's name may
-    have dots of its own. Where several switches of a level reach the node, the level is a set such
-    as `s[0-1]`. Raises ConfigError when the two contradict each other.
+    The pattern (`switch.switch.node`, `block.node`) says how many there are, because the name of a
+    node may contain dots. If several switches of a level reach the node, the level is a set such as
+    `s[0-1]`. Raises ConfigError if the two contradict each other.
     """
     if not address or not pattern:
         return ()
@@ -122,7 +122,7 @@ def slurm_nodes(text: str, field: str = "SLURM_JOB_NODELIST") -> tuple[str, ...]
 
 
 def _parts(text: str) -> list[str]:
-    """Cut at the commas outside of brackets."""
+    """Split at the commas outside of brackets."""
     parts, start, depth = [], 0, 0
     for place, char in enumerate(text):
         depth += (char == "[") - (char == "]")

@@ -1,4 +1,4 @@
-"""Builds what a rank needs from a configuration. Reads no source itself."""
+"""Converts a configuration into the options of a rank's parts. Reads no source itself."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from mend.outer import OUTERS
 from mend.types import MS, SECOND
 
 HEARD_HEARTBEATS, HEARD_NS_MIN = 4, 2 * SECOND
-"""How much later a rack hears of the bytes that another one has pulled: they come with heartbeats,
-of which some may be lost."""
+"""How much later a rack learns about the bytes that another one has pulled: the heartbeats report
+them, and some may be lost."""
 
 
 def numerics_of(
@@ -58,7 +58,7 @@ def numerics_of(
 
 
 def cores_near(plan: ModelPlan) -> frozenset[int] | None:
-    """Cores for the workers of this process: those near the GPU of its model. None: any."""
+    """The cores for the workers of this process: those near the GPU of its model. None: any."""
     if plan.gpu is None:
         return None
     rank, world = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -75,7 +75,7 @@ def settings_of(
     ledger: DataLedger | None = None,
 ) -> Settings:
     """`members`: global ranks of the rack; None: all ranks of the process group.
-    `cores`: where worker threads stay; None: anywhere. `resume`, `ledger`: see `mend_init`."""
+    `cores`: the cores of worker threads; None: any. `resume`, `ledger`: see `mend_init`."""
     if starves := starving(config):
         warnings.warn(starves, stacklevel=2)
     settings = Settings(
@@ -115,8 +115,8 @@ def settings_of(
 
 
 def starving(config: MendConfig) -> str:
-    """Why the offers of one rack may never be merged, in words; empty: they will be. With two
-    racks, the other one waits for the next offer as well."""
+    """Why the offers of one rack may never be merged, as text; empty: they will be. With two racks
+    this cannot happen, because the other one also waits for the next offer."""
     none_late = config.staleness_max_rounds == 0 and config.grace_window_ms == 0
     if config.racks < 3 or config.lockstep or not none_late:
         return ""

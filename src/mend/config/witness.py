@@ -12,8 +12,8 @@ from mend.engine.features.served_metrics import MetricsAddress
 
 
 def witness_config(bind: str, racks: int, job_id: str, **more: object) -> MendConfig:
-    """The configuration of a witness that listens at `bind`, by the rules of the racks: with a
-    mistyped address it would wait for ever. Raises ConfigError."""
+    """The configuration of a witness that listens at `bind`, checked by the same rules as that of
+    a rack, because with a mistyped address the witness would wait forever. Raises ConfigError."""
     return MendConfig(
         witness_addr=bind,
         racks=racks,

@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from mend.consensus.log import UNDECIDED_MAX, Log, LogState, witness_votes
-from mend.consensus.records import AcceptorState, Ballot, Lineage, Record, Roster
+from mend.consensus.records import DEAD_MAX, AcceptorState, Ballot, Lineage, Record, Roster
 from mend.errors import ensure
 from mend.types import WITNESS, Member
 
@@ -175,13 +175,19 @@ class Proposer:
             members=seats,
             non_voters=tuple(sorted(non_voters)),
             witness=witness,
-            dead=tuple(sorted(self.dead)),
+            dead=self._dead_of(log.members | self.log.committed.members, log.former),
             versions=versions,
             digests=tuple(value for value in digests if value is not None),
             reason=f"the voters that are missing are dead{self._by_hand()}",
             rounds=tuple(value for value in rounds if value is not None),
             unanimous=unanimous,
         )
+
+    def _dead_of(self, seated: Set[Member], former: Sequence[Member]) -> tuple[Member, ...]:
+        """The dead that a record names, those with a seat first. After many restarts there is no
+        room for all of them."""
+        ordered = sorted(self.dead, key=lambda member: (member not in seated, member not in former))
+        return tuple(sorted(ordered[:DEAD_MAX]))
 
     def _by_hand(self) -> str:
         """Text naming the dead members that a person has retired."""

@@ -23,6 +23,8 @@ Hex = Annotated[str, Meta(max_length=64, pattern=r"^([0-9a-f]{32})*([0-9a-f]{2})
 """Bytes in hex. The pattern consumes 32 digits at a time: digit pairs would cost 20 us per digest,
 and a result has one digest per rank."""
 TEXT_MAX = 4096
+"""Senders cut longer texts: with one, receivers would refuse the whole message."""
+
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Where = Annotated[str, Meta(max_length=256, pattern="^tcp://")]
 Sizes = Annotated[tuple[Count, ...], Meta(max_length=1024)]
@@ -48,7 +50,7 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 BAD_MAX = 1024
 
 EPOCHS_MAX = 1000
-"""Most epochs of a data ledger: in lockstep one record gives them all out."""
+"""Limit of the epochs of a data ledger, because in lockstep one record gives all of them out."""
 
 CHECKSUM_BYTES = 16
 """Length of the checksum of a payload. Stored as bytes and not as hex, because an offer has one per
@@ -404,6 +406,10 @@ class Ballot(WireStruct, frozen=True, tag=5):
     ballot: Count
 
 
+DEAD_MAX = 64
+"""Limit of the dead members that a lineage names."""
+
+
 class Lineage(WireStruct, frozen=True, tag=6):
     """All other voters are dead: the remaining members continue from the newest versions they
     hold."""
@@ -414,7 +420,7 @@ class Lineage(WireStruct, frozen=True, tag=6):
     non_voters: Racks
     """Members that lack some of these versions. They have no vote until they hold them."""
     witness: Member | None
-    dead: Annotated[tuple[Member, ...], Meta(max_length=64)]
+    dead: Annotated[tuple[Member, ...], Meta(max_length=DEAD_MAX)]
     versions: Versions
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
     reason: Text

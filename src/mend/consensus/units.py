@@ -1,8 +1,9 @@
-"""Units of data: given to one member at a time, done when their work is merged.
+"""Accounts for the units of data: each is given to one member at a time, and is done when its work
+is merged.
 
 All functions are pure: every process computes the same books from the records. A unit is done when
-offers that contain the step that took it are merged into every fragment of weights. The units of a
-member that loses its seat and are not done become free, and are given again.
+every fragment of weights has merged an offer that contains the step that trained it. When a member
+loses its seat, its units that are not done become free and are given again.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ VERSIONS_KEPT = 8
 
 
 def all_free(total: int) -> Units:
-    """Units that no member has got yet."""
+    """`total` units, none of which was ever given."""
     return Units(total, ((0, total),))
 
 
 def done_by_epoch(units: Units, epochs: int) -> tuple[int, ...]:
-    """Per epoch, the units that are done."""
+    """Number of units done, per epoch."""
     size = units.total // epochs
     done = [size] * epochs
     spans = [*units.free]
@@ -47,8 +48,8 @@ def seat(units: Units, members: Collection[Member], fragments: int) -> Units:
 
 
 def merge(units: Units, fragment: int, version: int, members: Iterable[MergeMember]) -> Units:
-    """The units after a commit of a fragment of weights. Raises InvariantError for work of units
-    that a member did not have."""
+    """The units after a commit of a fragment of weights. Raises InvariantError if an offer claims
+    units that its member did not have."""
     shares = {share.member: share.units for share in members}
     books = []
     for book in units.books:
@@ -63,7 +64,7 @@ def merge(units: Units, fragment: int, version: int, members: Iterable[MergeMemb
 
 
 def undo(units: Units, versions: Sequence[int]) -> Units:
-    """The units after a lineage that goes on from these versions."""
+    """The units after a lineage that continues from these versions."""
     books = []
     for book in units.books:
         for fragment, positions in enumerate(book.merged):
@@ -91,8 +92,9 @@ def give(units: Units, grant: Grant) -> Units:
 
 
 def resume(units: Units, members: Mapping[int, Member]) -> Units:
-    """The units of a checkpoint in the job that resumes it. `members`: by rack, those that have its
-    part of the checkpoint: the work of its open units is in its weights, so it keeps them."""
+    """The units of a checkpoint, for the job that resumes it. `members`: by rack, the members that
+    have their part of the checkpoint. They keep their open units, whose work is in their
+    weights."""
     books = []
     for book in units.books:
         stays = book.seated and book.member.rack in members
@@ -104,7 +106,7 @@ def resume(units: Units, members: Mapping[int, Member]) -> Units:
 
 
 def first_of(free: Spans, count: int) -> Spans:
-    """The first `count` units of these."""
+    """The first `count` units of `free`."""
     taken = []
     for first, here in free:
         if count > 0:
@@ -119,7 +121,7 @@ def _with(book: UnitBook, fragment: int, positions: Positions) -> UnitBook:
 
 
 def _newest(positions: Positions, version: int) -> Positions:
-    """The positions that a lineage may still go back to."""
+    """The positions that a lineage may still return to."""
     later = sum(at > version - VERSIONS_KEPT for at, _ in positions)
     return positions[-min(len(positions), later + 1) :]
 
@@ -134,8 +136,8 @@ def _settle(book: UnitBook) -> UnitBook:
 def _free_undone(
     units: Units, books: Iterable[UnitBook], which: Callable[[UnitBook], bool]
 ) -> Units:
-    """The units of these books that are not done become free. A book of a former member without
-    units is dropped."""
+    """Free the units of the selected books that are not done. Drops the book of a former member
+    that has no units left."""
     kept, freed = [], list[tuple[int, int]]()
     for book in books:
         if which(book) and book.given > book.done:
@@ -154,7 +156,7 @@ def _appended(spans: Spans, more: Spans) -> Spans:
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
-    """Neighbours that follow each other become one."""
+    """`spans` with adjacent ones joined."""
     joined = list[tuple[int, int]]()
     for first, count in spans:
         if joined and sum(joined[-1]) == first:
@@ -165,8 +167,8 @@ def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
 
 
 def without(spans: Spans, gone: Spans, *, ordered: bool = True) -> Spans:
-    """`spans` without `gone`, each of which is a part of one of them. Raises InvariantError if it
-    is not."""
+    """`spans` without `gone`. Raises InvariantError unless each span of `gone` lies in one of
+    `spans`."""
     left = list(spans)
     for first, count in gone:
         found = next(

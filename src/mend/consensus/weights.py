@@ -1,5 +1,5 @@
-"""Merge weights, the part of a round that a merge counts as, and the factor of its outer step:
-exact fractions, rounded to fp32 only here."""
+"""Computes the weights of a merge, the part of a round that it counts as, and the factor of its
+outer step. All are exact fractions, rounded to fp32 only here."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ def merge_weights(work: Work, *, token_weighted: bool) -> list[float]:
 
 
 def stretch_of(work: Work, *, token_weighted: bool, period_steps: int) -> float:
-    """By how much the merged delta of racks that made unequal numbers of steps is too short: how
-    many steps the mean token is behind over how many the mean offer is long (FedNova, 2007.07481,
-    with its effective steps). Of n steps of equal batches R sum n^2 / (sum n)^2; 1 for equal n.
-    Steps beyond a period do not count in it, and it is R at most. Source:
-    docs/internals/quality.md."""
+    """The factor that corrects the length of a merged delta whose racks made unequal numbers of
+    steps. From 1 to R, the number of racks.
+
+    It is the mean of the offers' steps, weighted by tokens, over their mean weighted by batch sizes
+    (the effective steps of FedNova, 2007.07481). For equal batches and n steps per rack that is
+    R sum n^2 / (sum n)^2, which is 1 if all n are equal. In the first mean, tokens of steps beyond
+    a period do not count. Source: docs/internals/quality.md.
+    """
     if not token_weighted or len(work) < 2:
         return 1.0
     counted = _tokens(work, True, period_steps)
@@ -54,22 +57,22 @@ docs/internals/quality.md, Small problems."""
 def momentum_waits(signs: Sequence[tuple[int, int]], weights: Sequence[float]) -> bool:
     """Whether the offers of a merge point against the outer momentum.
 
-    `signs`: of each offer the elements (along, against) it. The mean of their balances, (along -
-    against) / (along + against), is exact, so it depends neither on the order of the offers nor on
-    how a rack is cut. An offer that compared nothing counts as 0.
+    `signs`: for each offer, how many of its elements point (along, against) the momentum. Their
+    mean balance is exact, so it depends neither on the order of the offers nor on how a rack is
+    sharded. An offer that was not compared counts as 0.
     """
     return mean_balance(signs, weights) < MOMENTUM_WAITS
 
 
 def mean_balance(signs: Sequence[tuple[int, int]], weights: Sequence[float]) -> Fraction:
-    """The balances (along - against) / (along + against) of offers, each by its weight; exact."""
+    """The weighted mean of the offers' balances, (along - against) / (along + against); exact."""
     balances = [Fraction(a - b, (a + b) or 1) for a, b in signs]
     pairs = zip(weights, balances, strict=True)
     return sum((Fraction(w) * each for w, each in pairs), Fraction(0))
 
 
 def part_of(named: Work, absent: Work, *, token_weighted: bool, period_steps: int) -> int:
-    """The part of WHOLE that a merge of `named` counts as while `absent` train as well."""
+    """The part of WHOLE that a merge of `named` counts as while the racks of `absent` train."""
     if not absent:
         return WHOLE
     here = sum(_tokens(named, token_weighted, period_steps), Fraction(0))

@@ -246,12 +246,13 @@ class Admission:
         """Refuse a rack. `detail`: sent to the rack and shown to status clients. Except for the
         number of racks it names the wrong value, never the right one, because the sender may be a
         stranger. `noted`: for the local log."""
+        detail = detail[:TEXT_MAX]
         # Racks outside the job share one visitor: numbers from the network must not
         # create connections and events without bound.
         rack = min(hello.seat.member.rack, self.racks)
         visitor = Peer(rack, VISITOR)
         effects.append(Connect(visitor, hello.seat.address))
-        refusal = Refusal(hello.seat.member.incarnation, kind, detail[:TEXT_MAX])
+        refusal = Refusal(hello.seat.member.incarnation, kind, detail)
         effects.append(Send(visitor, refusal))
         if self.refused.get(rack) != detail:
             self.refused[rack] = detail

@@ -10,6 +10,7 @@ from mend.consensus.records import CheckpointRecord
 from mend.coordination.donors import waiting_for_state
 from mend.coordination.messages import BarrierState, RankReport, Report
 from mend.errors import require
+from mend.types import rack_names
 
 
 def barrier_of_rack(ranks: Sequence[RankReport]) -> BarrierState | None:
@@ -58,17 +59,17 @@ def next_checkpoint(
 
 def waits(log: LogState, reports: Mapping[int, Report | None]) -> str:
     """Why a checkpoint that a rack asks for is not made yet, or empty."""
-    asking = {
-        rack: report.barrier
-        for rack in sorted(log.seats)
-        if (report := reports.get(rack)) is not None and report.barrier is not None
-    }
-    if not asking:
+    by_name = dict[str, list[int]]()
+    missing = list[int]()
+    for rack in sorted(log.seats):
+        report = reports.get(rack)
+        barrier = report.barrier if report is not None else None
+        (missing if barrier is None else by_name.setdefault(barrier.name, [])).append(rack)
+    if not by_name:
         return ""
-    missing = [rack for rack in sorted(log.seats) if rack not in asking]
-    waiting = ", ".join(f"rack {rack} in {barrier.name!r}" for rack, barrier in asking.items())
-    without = f"; racks {','.join(map(str, missing))} are in none" if missing else ""
-    return f"checkpoint: {waiting}{without}"
+    waiting = ", ".join(f"{rack_names(racks)} in {name!r}" for name, racks in by_name.items())
+    are = "are" if len(missing) > 1 else "is"
+    return f"checkpoint: {waiting}" + (f"; {rack_names(missing)} {are} in none" if missing else "")
 
 
 def _written(record: CheckpointRecord, newest: Mapping[int, Report | None]) -> tuple[int, ...]:

@@ -13,7 +13,15 @@ from mend.consensus.acceptor import Acceptor
 from mend.consensus.ballots import ballot_of, number_of
 from mend.consensus.log import Log
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import AcceptorState, Commit, Drop, Lineage, Offer, Policy
+from mend.consensus.records import (
+    TEXT_MAX,
+    AcceptorState,
+    Commit,
+    Drop,
+    Lineage,
+    Offer,
+    Policy,
+)
 from mend.coordination.admission import (
     Admission,
     differing_buffers,
@@ -31,8 +39,17 @@ from mend.coordination.flow import Flow, batch_ns
 from mend.coordination.grace import Mean
 from mend.coordination.ladder import Ladder
 from mend.coordination.member_view import Holders, MemberView, view_of
-from mend.coordination.membership import MembershipContext, look, next_roster
-from mend.coordination.messages import Hello, Orders, Prepare, Reason, Report, Retire, Vote
+from mend.coordination.membership import MembershipContext, next_roster, note_liveness
+from mend.coordination.messages import (
+    WHY_MAX,
+    Hello,
+    Orders,
+    Prepare,
+    Reason,
+    Report,
+    Retire,
+    Vote,
+)
 from mend.coordination.pulls import moving_racks, taken_of
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import (
@@ -116,7 +133,7 @@ class Coordinator:
     def __post_init__(self, clock: AwakeClock | None) -> None:
         options = self.options
         self.sleep = Sleep(clock or AwakeClock(options.heartbeat_ns))
-        self.admission = Admission(options.racks, self.job, options.detect_ns)
+        self._new_admission()
         self.ending = Ending(self.me.rack)
         self.election = Election(
             self.me,
@@ -128,6 +145,9 @@ class Coordinator:
         )
         if options.first:
             self._found(0)
+
+    def _new_admission(self) -> None:
+        self.admission = Admission(self.options.racks, self.job, self.options.detect_ns)
 
     @property
     def log(self) -> Log:
@@ -151,7 +171,7 @@ class Coordinator:
             effects.append(Note(QuorumLost(number_of(self.proposer.ballot))))
             self.election.lost(now_ns, at_once=True)
             self._step_down(effects)
-        self._mind_the_dead(now_ns, effects)
+        self._update_founding(now_ns, effects)
         if not self.proposer.leading:
             effects += self.election.move(now_ns)
             if self.proposer.try_lead():
@@ -361,9 +381,6 @@ class Coordinator:
         if self.me.rack == WITNESS:
             self.views[WITNESS] = MemberView(self.member, now_ns)
             self.beat_due_ns = self.options.heartbeat_ns
-        if self.acceptor.log.committed.begun:  # those hellos are of former lives
-            options = self.options
-            self.admission = Admission(options.racks, self.job, options.detect_ns)
 
     def _homeless(self) -> bool:
         """Whether it may found a job: it is a founder and has no seat in a job that it knows to be
@@ -387,9 +404,9 @@ class Coordinator:
         seated = (log.committed.members | log.appended.members) - {self.member}
         return seated <= self.proposer.dead | self.election.unaware
 
-    def _mind_the_dead(self, now_ns: int, effects: list[Effect]) -> None:
-        """Stop leading a job whose racks are all dead; stop founding another one when a member of
-        the first is heard again; start founding when there is no coordinator to follow."""
+    def _update_founding(self, now_ns: int, effects: list[Effect]) -> None:
+        """Stop leading a job whose racks are all dead. Stop founding another job when a member of
+        the former one is heard again. Start founding when there is no coordinator to follow."""
         asks_anew = self.acceptor.log.committed.begun and not self.log.committed.begun
         if self.proposer.leading and self._forsaken() != asks_anew:
             self.election.lost(now_ns, at_once=False)
@@ -397,6 +414,7 @@ class Coordinator:
         if not self.proposer.leading and self._may_found(now_ns):
             if not self._forsaken():
                 self.acceptor.start_over()
+            self._new_admission()  # the known hellos may be of lives that are over
             self._found(now_ns)
 
     def _give_up(self, effects: list[Effect]) -> None:
@@ -414,13 +432,13 @@ class Coordinator:
         )
 
     def _lives(self, peer: Peer, orders: Orders) -> bool:
-        """Whether these orders show a founder that a job is running, so that it founds none. For a
-        witness, orders to its former life do, too."""
+        """Whether these orders show this founder that a job is running, so that it founds none. To
+        a witness, orders to its former life show that as well."""
         for_member = orders.to == self.member.incarnation or self.me.rack == WITNESS
         return for_member and peer != self.me and orders.decided > 0 and self._homeless()
 
     def _returns(self, member: Member) -> bool:
-        """Whether this is a restarted witness."""
+        """Whether this member is the witness, restarted."""
         log = self.log.appended
         seated = log.witness is not None and member.rack == WITNESS != self.me.rack
         return self.proposer.leading and seated and member != log.witness
@@ -540,8 +558,8 @@ class Coordinator:
     def _try_genesis(self, now_ns: int, effects: list[Effect]) -> None:
         """Append Genesis once all racks have answered. If one of them dies before it has voted,
         nothing is decided, and its next incarnation is asked with the others in a new ballot. The
-        same happens if one falls silent: it may have heard of a running job whose candidate needs
-        those that have voted here."""
+        same happens if one falls silent, because it may follow a running job whose candidate needs
+        the racks that have voted here."""
         hellos = {r: h for r, h in self.admission.hellos.items() if r in self.views}
         seats, log = {rack: hello.seat for rack, hello in hellos.items()}, self.log.appended
         if log.begun and (seats != log.seats or not self._live(now_ns) >= hellos.keys()):
@@ -637,7 +655,7 @@ class Coordinator:
         ones a merge has waited for, and for too long."""
         slow = frozenset().union(*(round_.slow(now_ns) for round_ in self.rounds))
         detect_ns = self.options.detect_ns
-        look(self.views, live, slow, now_ns, detect_ns)
+        note_liveness(self.views, live, slow, now_ns, detect_ns)
         log, policy = self.log.appended, self.log.appended.policy
         if self.log.last != self.log.decided or policy is None:
             return
@@ -658,7 +676,7 @@ class Coordinator:
         )
         roster = next_roster(context)
         if roster is None:
-            self._mind_first_version(context, effects)
+            self._report_lost_job(context, effects)
             return
         self.proposer.append(roster)
         members = [seat.member for seat in roster.members]
@@ -670,7 +688,7 @@ class Coordinator:
         votes = sorted(acceptor.rack for acceptor in self.log.appended.voters) if racks else []
         effects.append(Note(RosterChanged(racks, tuple(votes), roster.reason)))
 
-    def _mind_first_version(self, context: MembershipContext, effects: list[Effect]) -> None:
+    def _report_lost_job(self, context: MembershipContext, effects: list[Effect]) -> None:
         """Report the loss of the job to the racks, once per heartbeat, so that they begin again."""
         log, reports, now_ns = context.log, context.reports, context.now_ns
         dead, detect_ns = self.proposer.dead, context.detect_ns
@@ -730,9 +748,8 @@ class Coordinator:
         heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
         views = [view for view in self.views.values() if not view.gone]
         if any(now_ns >= view.sent_ns + heartbeat_ns for view in views):
-            heartbeat_ns -= (
-                heartbeat_ns // 4
-            )  # orders due soon go now, so all members are visited once
+            # Orders due soon go now, so that all members are visited once.
+            heartbeat_ns -= heartbeat_ns // 4
         moving, taken = moving_racks(log.committed, self.views), taken_of(self.views)
         for view in views:
             # A restarted witness knows no address, so these orders must contain everything.
@@ -754,4 +771,4 @@ class Coordinator:
             return unbegun
         whys = tuple([Reason(r.why, fragment=r.fragment) for r in self.rounds if r.why])
         reason = waits(self.log.appended, self._reports())
-        return (Reason(reason), *whys) if reason else whys
+        return (Reason(reason[:TEXT_MAX]), *whys)[:WHY_MAX] if reason else whys

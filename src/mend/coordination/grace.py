@@ -11,7 +11,6 @@ FLOOR_PCT = 25
 """Percentage of the gap between rounds that a round always waits; not 0 for the reasons in
 docs/internals/DECISIONS.md."""
 
-
 WINDOW_NS_MAX = 1 * SECOND
 """Limit of the window if there is no slack, or before the times are known."""
 

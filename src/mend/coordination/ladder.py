@@ -1,17 +1,19 @@
-"""Mitigates a slow rack, step by step and by ski rental: a move is made once the time that was lost
-without it has reached its price, and is taken back on relief.
+"""Mitigates a slow rack in stages, by ski rental: a stage begins once the time lost without it has
+reached its price, and ends when the rack is fast again.
 
-    S1  the grace window absorbs it: nothing is lost while the result is in before the overlap ends
-    S2  it makes fewer steps between two rounds, as it captures where a round is open; and where its
-        script asks (`Runtime.local_batch`), it takes fewer micro-batches per step: a record
-        (`Mitigation`), as is the way back
-    S3  rounds do not wait for it: a record as well
-    S4  it is evicted: it has its work merged, leaves, and is started again; a record, too. Not what
-        rounds have lost pays for that, but what the rack itself has, as it is slow
+    S1  The grace window absorbs it. Nothing is lost while the result arrives before the overlap
+        ends.
+    S2  It makes fewer steps between two rounds, because it captures when a round is open. If its
+        script asks (`Runtime.local_batch`), it also takes fewer micro-batches per step.
+    S3  Rounds do not wait for it.
+    S4  It is evicted: its work is merged, it leaves, and it is started again. The price is compared
+        with the time that the rack itself has lost, not with what the rounds have lost.
 
-The lost time is soft state: a new coordinator counts anew. Nothing here touches safety: a rack that
-is not waited for keeps its seat, its vote and its offers, which later rounds merge; one that is
-evicted gives them back as any rack that leaves."""
+Every change of the micro-batches, and of S3 and S4, is a record of the log (`Mitigation`). The lost
+time is soft state: a new coordinator counts anew. Safety does not depend on any of this. A rack
+that is not waited for keeps its seat, its vote and its offers, which later rounds merge; an evicted
+one gives them up like any rack that leaves.
+"""
 
 from __future__ import annotations
 
@@ -72,14 +74,13 @@ sleep."""
 BATCH_CHANGE_MIN_PCT = 10
 """Percentage points by which a change of the micro-batches must differ from the value in force."""
 
-
 AWAY_NS = 600 * SECOND
 """How long an evicted rack may be away before it counts as lost, if `seat_timeout_s` is 0."""
 
 
 def event_of(before: int, due: Mitigation) -> RackMitigated:
-    """The event of a change of stage, or within one: the rack is evicted; rounds stop waiting for
-    it, or wait again; or only its micro-batches change."""
+    """The event of a mitigation that follows stage `before`: the rack is evicted; rounds stop
+    waiting for it, or wait again; or only its micro-batches change."""
     about = (due.rack, due.stage, due.batch_pct, due.reason)
     if due.stage == EVICTED:
         return RackEvicted(*about)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import Log
-from mend.consensus.records import Lineage
+from mend.consensus.records import TEXT_MAX, Lineage
 from mend.coordination.acceptor_host import Follower, ways_to_leaders
 from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.donors import asked_of, copy_for
@@ -37,7 +37,7 @@ from mend.coordination.rank_reports import RankReports
 from mend.coordination.sums import Totals
 from mend.coordination.validation import format_misfit, orders_misfit, rank_report_misfit
 from mend.events.kinds import CoordinatorBack, CoordinatorSilent, StillWaiting
-from mend.types import SECOND, Member, Peer, life_of, rack_name
+from mend.types import SECOND, Member, Peer, life_of, rack_name, rack_names
 
 PROGRESS_NS = 5 * SECOND
 
@@ -251,7 +251,7 @@ class Leader:
 
     def _fail(self, kind: str, detail: str, effects: list[Effect]) -> None:
         """Stop this rack. Its other ranks get the failure with their next orders."""
-        self.failure = (kind, detail)
+        self.failure = (kind, detail[:TEXT_MAX])
         effects.append(Fail(kind, detail))
 
     def _start_reason(self) -> str:
@@ -273,9 +273,10 @@ class Leader:
             absent = "no hello from rack " + ", ".join(map(str, self.orders.missing))
             advice = "start it with the same job_id, racks and addresses"
             return "; ".join([absent, *(list(map(str, self.orders.why)) or [advice])])
-        silent = sorted(set(range(self.hello.policy.racks)) - set(self.orders.live))
-        without = f", and rack {', '.join(map(str, silent))} is silent" if silent else ""
-        return f"every rack has to vote for the first record of the log{without}"
+        reason = "every rack has to vote for the first record of the log"
+        if silent := set(range(self.hello.policy.racks)) - set(self.orders.live):
+            reason += f", and {rack_names(silent)} {'are' if len(silent) > 1 else 'is'} silent"
+        return reason
 
     def _where(self) -> str:
         """Name and address of the coordinator, for messages."""
@@ -478,7 +479,7 @@ class Leader:
             discarded=tuple(
                 (declined.fragment, seq) for seq, declined in self.reports.aggregate.declined
             ),
-            why=tuple(map(str, self.why())),
+            why=tuple(str(reason)[:TEXT_MAX] for reason in self.why()),
             failure=self.failure,
             finish=self.left(),
             lost=self.lost,

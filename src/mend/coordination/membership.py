@@ -21,7 +21,7 @@ from mend.consensus.quorum import hold
 from mend.consensus.records import EVICTED, Roster, Seat
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Report
-from mend.types import SECOND, WITNESS, Member
+from mend.types import SECOND, WITNESS, Member, rack_names
 
 SILENT_DETECTS = 3
 """Detection times of silence after which a rack loses its vote even if the others can continue
@@ -75,7 +75,7 @@ class MembershipContext:
         return self.log.may_decide(self.heard)
 
 
-def look(
+def note_liveness(
     views: Mapping[int, MemberView],
     live: frozenset[int],
     slow: frozenset[int],
@@ -170,7 +170,7 @@ def _votes(context: MembershipContext) -> Iterable[Roster]:
     """Changes of votes: taken from racks that are silent or slow, given to racks that keep up."""
     log = context.log
     for racks, why in _lost(context) if context.demotes else ():
-        reason = f"{_racks(racks)} {'are' if len(racks) > 1 else 'is'} {why}"
+        reason = f"{rack_names(racks)} {'are' if len(racks) > 1 else 'is'} {why}"
         yield _changed(log, log.seats, log.non_voters | racks, reason)
     for rack in sorted(log.non_voters & log.seats.keys()):
         if _may_vote(context, rack) and _is_close(context, rack):
@@ -294,7 +294,3 @@ def _holders(context: MembershipContext, fragment: int, version: int) -> set[Mem
         for view in context.views.values()
         if view.report is not None and view.report.versions[fragment] >= version
     }
-
-
-def _racks(racks: set[int]) -> str:
-    return f"rack{'s' if len(racks) > 1 else ''} {','.join(map(str, sorted(racks)))}"

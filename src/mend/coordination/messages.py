@@ -203,11 +203,15 @@ payloads of the second, the others pull its first merged slice. With one slice t
 idle in between; more would cost messages."""
 
 
+SliceCount = Annotated[int, Meta(ge=0, le=SLICES_EACH)]
+SliceCounts = Annotated[tuple[SliceCount, ...], Meta(max_length=64)]
+
+
 class Sliced(OfAttempt, frozen=True, array_like=True):
     """Progress of a rack in a sharded attempt: its first `merged` own slices are merged and served
     on all ranks; or one rank has `failed` to pull or merge slices."""
 
-    merged: Annotated[int, Meta(ge=0, le=SLICES_EACH)] = 0
+    merged: SliceCount = 0
     failed: bool = False
 
 
@@ -219,9 +223,7 @@ class MergeProposal(OfAttempt, frozen=True, array_like=True):
     absent: Absentees = ()
     sharded: bool = False
     """Whether each member's rack merges SLICES_EACH slices and all racks pull the merged ones."""
-    merged: Annotated[
-        tuple[Annotated[int, Meta(ge=0, le=SLICES_EACH)], ...], Meta(max_length=64)
-    ] = ()
+    merged: SliceCounts = ()
     """In a sharded attempt, by member: how many of its slices are merged and can be pulled. Empty:
     none of any member."""
 
@@ -400,6 +402,10 @@ class Report(StateMessage, frozen=True, tag=12):
     units: UnitsAsk | None = None
 
 
+WHY_MAX = 1024
+"""Limit of the reasons in a message."""
+
+
 class Reason(WireStruct, frozen=True):
     """Reason why something is blocked, for people."""
 
@@ -436,7 +442,7 @@ class Orders(StateMessage, frozen=True, tag=13):
     live: Racks
     missing: Racks
     """Racks that have not sent a hello yet; empty once the job has begun."""
-    why: Annotated[tuple[Reason, ...], Meta(max_length=1024)]
+    why: Annotated[tuple[Reason, ...], Meta(max_length=WHY_MAX)]
     """Why open rounds do not close."""
     snapshot: Snapshot | None = None
     """The state at `prev`, for a receiver whose log ends before the first record that the sender
@@ -524,7 +530,7 @@ class RankOrders(StateMessage, frozen=True, tag=15):
     live: Racks
     discarded: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=1024)]
     """(fragment, seq) of own offers that were declined within the rack and never announced."""
-    why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
+    why: Annotated[tuple[Text, ...], Meta(max_length=WHY_MAX)]
     failure: tuple[Text, Text]
     """(kind, detail) of the error that stops this rack, so that all its ranks raise it; otherwise
     ("", "")."""

@@ -16,6 +16,7 @@ from mend.consensus.ballots import count_of
 from mend.consensus.log import LogState, log_state_of
 from mend.consensus.records import (
     BAD_MAX,
+    TEXT_MAX,
     CheckpointRecord,
     Commit,
     Drop,
@@ -237,7 +238,8 @@ class RankMachine:
             case ev.Merged(p):
                 effects += self.replicas[p].on_merged(event, now_ns)
                 keys = [(member, p, seq) for member, seq in event.bad]
-                self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
+                reason = event.error[:TEXT_MAX]
+                self.bad |= {key: reason for key in keys if self.folded.is_open(*key)}
             case ev.Copied():
                 effects += self._on_copied(event, now_ns)
             case ev.Wanting() | ev.UnitsAsked():
@@ -252,7 +254,7 @@ class RankMachine:
             case ev.Applied(p, version, ended):
                 self.replicas[p].train_on(version)
                 self._end_part(p, ended)
-                self._mind_undone(effects)
+                self._stop_if_undone(effects)
             case ev.Discarded(p, seq):
                 self._end_part(p, seq)
                 self.fetch_queue.forget((self.member, p, seq))
@@ -468,9 +470,9 @@ class RankMachine:
             effects += replica.slices.undo(p, version)
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
-        self._mind_undone(effects)
+        self._stop_if_undone(effects)
 
-    def _mind_undone(self, effects: list[ev.Effect]) -> None:
+    def _stop_if_undone(self, effects: list[ev.Effect]) -> None:
         """Stop if this rank trains on a version that a lineage has undone: it got the version after
         its leader had reported, and the number will be given to other bits."""
         decided = self.folded.versions

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from mend.consensus.records import BAD_MAX, Offer, checksums_of
+from mend.consensus.records import BAD_MAX, TEXT_MAX, Offer, checksums_of
 from mend.coordination.checkpoints import barrier_of_rack
 from mend.coordination.donors import copies_of_rack
 from mend.coordination.messages import (
@@ -255,7 +255,7 @@ def _outcome(member: Member, parts: list[CapturePart]) -> tuple[int, Offer | Dec
     reason = reason or ("" if tokens else "no tokens were trained")
     reason = reason or _unequal(parts)
     if reason:
-        return head.seq, Declined(head.fragment, head.applied, reason)
+        return head.seq, Declined(head.fragment, head.applied, reason[:TEXT_MAX])
     if any(not part.checksum for part in parts):
         return head.seq, None
     return head.seq, Offer(

@@ -25,7 +25,7 @@ from mend.consensus.records import (
 from mend.coordination.grace import WINDOW_NS_MAX, Mean, adaptive_grace_ns
 from mend.coordination.messages import MergeProposal, Sliced
 from mend.coordination.schedule import gap_steps, overlap_at
-from mend.types import SECOND, WITNESS, Member
+from mend.types import SECOND, WITNESS, Member, rack_names
 
 ATTEMPTS_MAX = 8
 """Attempts without a pause. After these, racks whose results differ are asked again only when an
@@ -295,7 +295,7 @@ class Round:
         elif not inputs.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(inputs):
             self.closed_by = "grace-over" + _racks(", without", waiting)
         else:
-            self.why, self.waiting = "waiting for" + _racks("", waiting), frozenset(waiting)
+            self.why, self.waiting = f"waiting for {rack_names(waiting)}", frozenset(waiting)
             self.hidden_ns = self._hidden_ns(inputs)
             return None
         if absurd := self._absurd(inputs, arrived):
@@ -471,10 +471,12 @@ def _close_reason(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> str:
 def _undecided(reported: Set[int], absent: Set[int], inputs: RoundInputs) -> str:
     """What a merge waits for and, if silent racks block it, what a person can do."""
     has = "have" if len(reported) > 1 else "has"
-    why = _racks("", reported).strip() + f" {has} the result, too few to decide it"
     missing = absent or inputs.voters - {WITNESS} - reported
     silent = missing - inputs.live
-    why = (why if reported else "no rack has the result yet") + _racks(": waiting for", missing)
+    why = "no rack has the result yet"
+    if reported:
+        why = f"{rack_names(reported)} {has} the result, too few to decide it"
+    why += _racks(": waiting for", missing)
     if not silent:
         return why
     each = " or ".join(f"`mend retire {rack}`" for rack in sorted(silent))
@@ -482,6 +484,4 @@ def _undecided(reported: Set[int], absent: Set[int], inputs: RoundInputs) -> str
 
 
 def _racks(before: str, racks: Set[int]) -> str:
-    if not racks:
-        return ""
-    return f"{before} rack{'s' if len(racks) > 1 else ''} {','.join(map(str, sorted(racks)))}"
+    return f"{before} {rack_names(racks)}" if racks else ""

@@ -17,8 +17,6 @@ from mend.errors import require
 from mend.events.kinds import RackSlowCause
 from mend.types import MS, SECOND, Address
 
-"""Kind of the note."""
-
 STEPS = 4
 """Steps over which the wait before the forward is measured."""
 

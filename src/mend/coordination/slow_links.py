@@ -21,8 +21,6 @@ from mend.errors import require
 from mend.events.kinds import LinkSlow, LinkSlowOver
 from mend.types import MS, Member
 
-"""Kinds of the notes."""
-
 SAMPLE_NS = 50 * MS
 """Least duration of the pulls of one sample. It bounds the work, and scheduling noise makes shorter
 times useless."""

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import asdict, astuple
 
-from mend.consensus.records import Absentees, Offer, Racks
+from mend.consensus.records import Absentees, Offer
 from mend.coordination.messages import (
     Ack,
     Envelope,
@@ -33,6 +33,7 @@ from mend.coordination.messages import (
     RankOrders,
     RankReport,
     Report,
+    SliceCounts,
 )
 from mend.errors import WireError
 from mend.types import Member, Peer
@@ -62,7 +63,7 @@ class _MergeProposal(OfAttempt, frozen=True, array_like=True):
     members: Annotated[tuple[_Place | Offer, ...], Meta(max_length=64)]
     absent: Absentees
     sharded: bool = False
-    merged: Racks = ()
+    merged: SliceCounts = ()
 
 
 _ITEMS: dict[str, Any] = {

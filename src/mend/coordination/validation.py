@@ -88,9 +88,9 @@ def hello_misfit(hello: Hello, racks: int) -> str:
     if hello.policy.racks != racks:
         both = f"it is configured for racks={hello.policy.racks}, this job for racks={racks}"
         return f"{both}: give every rack and the witness the same racks (MEND_RACKS)"
-    if len(hello.seat.lanes) != ranks or len(hello.digests) != fragments:
-        return f"{len(hello.seat.lanes)} lanes for {ranks} ranks"
-    if any(len(digests) != ranks for digests in hello.digests):
+    if len(hello.seat.lanes) != ranks:
+        return f"it has {len(hello.seat.lanes)} lanes for {ranks} ranks"
+    if len(hello.digests) != fragments or any(len(digests) != ranks for digests in hello.digests):
         return "it has not one digest per fragment and rank"
     if hello.policy.of_weights < 1:
         return f"it has no fragment of weights among {fragments}"

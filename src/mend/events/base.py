@@ -1,7 +1,7 @@
-"""What all kinds of events share: fields, a sentence, a severity and a remedy.
+"""What all kinds of events have in common: fields, a sentence, a severity and a remedy.
 
-An event is what a process writes down about itself: into its events file, the log, and for some
-into a report. The tag of its struct is the kind that these show.
+A process records events about itself in its events file and in the log. The tag of the struct is
+the kind of the event there.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class Severity(IntEnum):
 
 
 class LoggedEvent(Struct, frozen=True, omit_defaults=True, tag_field="kind"):
-    """Fields have units in their names. A field that has its default is not written.
+    """Names of fields end with their units. Fields with their default value are not written.
 
-    `says` and `remedy` name fields in braces, as the events file has them. Use a subclass of one of
-    the five classes below, which set the severity.
+    `says` and `remedy` contain names of fields in braces, as in the events file. Kinds are
+    subclasses of one of the five classes below, which set the severity.
     """
 
     severity: ClassVar[Severity] = Severity.INFO
     loud: ClassVar[bool] = False
-    """Whether it is shown where nobody has set up logging, some only where `Loudness` says so."""
+    """Whether it is shown even if logging is not configured. `Loudness` suppresses some."""
     says: ClassVar[str] = ""
     """The sentence for people."""
     remedy: ClassVar[str] = ""
     """What a person should do; for warnings and errors."""
 
     def sentence(self) -> str:
-        """What happened, for people."""
+        """The sentence, with the values of the fields."""
         return self.says.format_map(_Shown(self))
 
     def advice(self) -> str:
-        """What a person should do; empty: nothing."""
+        """The remedy, with the values of the fields; empty: there is nothing to do."""
         return self.remedy.format_map(_Shown(self))
 
     def fields(self) -> dict[str, Any]:
@@ -65,17 +65,17 @@ class DebugEvent(LoggedEvent, frozen=True):
 
 
 class InfoEvent(LoggedEvent, frozen=True):
-    """A change that is usual."""
+    """A usual change."""
 
 
 class LoudEvent(LoggedEvent, frozen=True):
-    """A change that people should see, and that asks nothing of them."""
+    """A change that people should see, without any need to act."""
 
     loud = True
 
 
 class WarningEvent(LoggedEvent, frozen=True):
-    """Something that a person should look at."""
+    """Something that a person should check."""
 
     severity = Severity.WARNING
     loud = True

@@ -109,7 +109,7 @@ class StillWaiting(LoudEvent, frozen=True, tag="waiting"):
     """Every 5 s while the job has not begun, and while a checkpoint waits for the other racks;
     at once when a rack was refused."""
 
-    says = "waits for {seconds} s now, for: {for}"
+    says = "has waited for {seconds} s, for: {for}"
     what: str = field(name="for")
     seconds: Whole
 
@@ -221,7 +221,7 @@ class StandsForElection(InfoEvent, frozen=True, tag="stands"):
 class ElectionLeft(InfoEvent, frozen=True, tag="stands-no-more"):
     """Another voter was faster, or the old coordinator is back."""
 
-    says = "asks for no more votes in ballot {ballot}"
+    says = "gives up its candidacy in ballot {ballot}"
     ballot: Whole
 
 
@@ -235,7 +235,7 @@ class CoordinatorDeposed(LoudEvent, frozen=True, tag="deposed"):
     """This process no longer coordinates: it heard no quorum, or others have promised a higher
     ballot."""
 
-    says = "coordinates no longer, in ballot {ballot}"
+    says = "no longer coordinates the job, in ballot {ballot}"
     ballot: Whole
 
 
@@ -520,7 +520,7 @@ class MergedShare(Struct, frozen=True):
 
 
 class AbsentRack(Struct, frozen=True):
-    """A rack that had its place in a round and no offer."""
+    """A rack that trained at the time of a round and was not in it."""
 
     rack: Whole
     tokens: Whole
@@ -543,21 +543,21 @@ class RoundCommitted(DebugEvent, frozen=True, tag="commit"):
     version: Whole
     members: tuple[MergedShare, ...]
     live: Whole
-    """Racks that lived; 0: not known."""
+    """Number of live racks; 0: unknown."""
     absent: tuple[AbsentRack, ...]
     dropped: tuple[DroppedOffer, ...]
     digests: tuple[str, ...]
     reason: str
     part: float | None = None
-    """Of a full round, by tokens; none of a round of moments."""
+    """The part of a full round that it counts as, by tokens; none for a round of moments."""
     rounds: float | None = None
     """Rounds that the fragment had merged before."""
     momentum: float | None = None
     balance: float | None = None
-    """Elements of the offers that have the sign of the outer momentum of their base, less those
-    that have the other one, relative to both; none: nothing compared."""
+    """Elements of the offers with the sign of the outer momentum of their base, minus those with
+    the other sign, relative to both; none: nothing was compared."""
     moments: bool = False
-    """It merged the optimizer's moments: its tokens are those of the weights' rounds."""
+    """Whether it merged the optimizer's moments. Its tokens are those of the weights' rounds."""
 
 
 class RoundDropped(WarningEvent, frozen=True, tag="drop"):
@@ -587,7 +587,7 @@ class VersionApplied(DebugEvent, frozen=True, tag="applied"):
     fragment: Whole
     version: Whole
     fate: Fate
-    """Of the own offer: it was named by the commit, or dropped, or there was none."""
+    """Fate of the own offer: the commit named it, it was dropped, or there was none."""
     seq: Whole
 
 
@@ -613,16 +613,18 @@ class RackDiverged(ErrorEvent, frozen=True, tag="diverged"):
 class StallOver(WarningEvent, frozen=True, tag="stall-over"):
     """The training thread waited until its budget was used up, without a result."""
 
-    says = "training waited {ms} ms at step {step} for fragments {fragments}, in vain: {why}"
+    says = (
+        "training waited {ms} ms at step {step} for fragments {fragments}, without a result: {why}"
+    )
     remedy = "see docs/troubleshooting.md, Training is slow"
     step: Whole
     fragments: tuple[Whole, ...]
     ms: Whole
     why: tuple[str, ...]
     times: Whole = 0
-    """Of a warning: waits whose sum `ms` is."""
+    """In a warning: the number of waits whose sum `ms` is."""
     within_s: Whole = 0
-    """Of a warning: the time in which these were."""
+    """In a warning: the time within which they were."""
 
 
 class SameData(WarningEvent, frozen=True, tag="same-data"):
@@ -639,7 +641,7 @@ class SameData(WarningEvent, frozen=True, tag="same-data"):
 
 
 class RoundsShort(WarningEvent, frozen=True, tag="rounds-short"):
-    """For half a minute more than half of the newest rounds merged fewer racks than lived."""
+    """For half a minute, more than half of the newest rounds merged fewer racks than were live."""
 
     says = "{of_the_last}"
     remedy = (
@@ -765,7 +767,7 @@ class StateGiven(InfoEvent, frozen=True, tag="state-given"):
     bytes: Whole
     ms: Whole
     kept_by: str = ""
-    """The rank that keeps the copy, where it is not this one."""
+    """The rank that keeps the copy, if it is not this one."""
     refused: str = ""
     """Why there is no copy."""
 
@@ -1009,9 +1011,9 @@ class ResumeLost(WarningEvent, frozen=True, tag="resume-lost"):
     remedy = "resume on all racks of the checkpoint to keep what only one of them had"
     lost: Whole
     open_tokens: float | None
-    """None: its part of the checkpoint is not here."""
+    """None: its part of the checkpoint is not available."""
     racks: Whole = 0
-    """Racks that the job has now, where it has fewer; 0: this rack has no part to resume."""
+    """Number of racks of the job, if it has fewer now; 0: this rack has no part to resume."""
 
     def sentence(self) -> str:
         if not self.racks:
@@ -1065,7 +1067,7 @@ class RackSlow(WarningEvent, frozen=True, kw_only=True, tag="fail-slow"):
     against: Against
     """peers: the median of the other racks."""
     step: Whole
-    """At which it was found."""
+    """The step at which it was found."""
     since_step: Whole | None = None
     ratio: float
     probability: float | None = None
@@ -1103,12 +1105,12 @@ class RackSlowCause(WarningEvent, frozen=True, kw_only=True, tag="fail-slow-caus
     slow_rank: Whole
     cause: Literal["compute", "link", "input", "unknown"]
     link_to: Number = -1
-    """The rack at the other end, where a link is the cause."""
+    """The rack at the other end, if a link is the cause."""
     ratio: float
     gemm_ratio: float | None = None
     """Time of a matrix product over that of the healthy rank; None: not measured."""
     input_share: float | None = None
-    """Of the time that a step takes longer, the share before its forward."""
+    """The part of the extra step time that passes before the forward."""
     lane_ratios: dict[str, float] = field(default_factory=dict)
     """Rack -> time of a pull from it over that of the healthy rank."""
 
@@ -1138,7 +1140,7 @@ class LinkSlow(WarningEvent, frozen=True, tag="slow-link"):
     to_rack: Whole
     rank: Whole
     step: Whole
-    """Of the rack that pulls."""
+    """A step of the rack that pulls."""
     since_step: Whole
     ratio: float
     probability: float
@@ -1167,7 +1169,7 @@ class LinkSlowOver(LoudEvent, frozen=True, tag="slow-link-over"):
 
 
 class RackMitigated(WarningEvent, frozen=True):
-    """A move against a slow rack. The base of these kinds, and none itself."""
+    """A change of the mitigation of a slow rack. Base of the next kinds, not a kind itself."""
 
     slow_rack: Whole
     stage: Whole
@@ -1334,7 +1336,7 @@ class EventsResumed(LoudEvent, frozen=True, tag="events-resumed"):
 
 
 class EventsAnew(WarningEvent, frozen=True, tag="events-anew"):
-    says = "{path} was made again: {reason}"
+    says = "{path} was created again: {reason}"
     remedy = "leave the files of a running job where they are"
     path: str
     reason: str
@@ -1350,7 +1352,7 @@ class EventsLost(WarningEvent, frozen=True, tag="events-lost"):
 
 
 class LogLost(WarningEvent, frozen=True, tag="log-lost"):
-    says = "nobody has read {lines} lines of the log"
+    says = "{lines} lines of the log are lost, because nobody read them"
     remedy = "see docs/monitoring.md"
     lines: Whole
 

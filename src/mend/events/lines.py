@@ -1,4 +1,4 @@
-"""Lines of an events file: JSON, the kind first, then the time, then the fields."""
+"""Encodes and decodes lines of an events file: JSON with the kind, the time, then the fields."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 
 
 def encode_line(timed: Timed) -> bytes:
-    """The line with its end. Texts may hold anything, such as the path of a strange folder."""
+    """The line with its newline. Texts may contain anything, such as paths that are not UTF-8."""
     event = timed.event
     try:
         body = _encoder.encode(event)
@@ -59,12 +59,12 @@ def encode_line(timed: Timed) -> bytes:
 
 
 def decode_line(line: bytes) -> Timed:
-    """Raises EventError for a line that is no event, is of a kind that is not known here, or has
-    other fields than this kind."""
+    """Decode a line. Raises EventError if it is not an event, is of an unknown kind, or has other
+    fields than its kind."""
     try:
         head = _heads.decode(line)
     except _BAD as error:
-        raise EventError(f"no event: {error}") from error
+        raise EventError(f"not an event: {error}") from error
     if head.kind not in _decoders:
         raise EventError(f"the kind {head.kind[:80]!r} is not known")
     try:

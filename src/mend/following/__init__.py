@@ -27,7 +27,7 @@ def follow(
     `addresses`: `tcp://host:port` of the leader of any rack, or of the witness. `key_file`: the key
     of the job, or one of `mend keys reader`; None: that of MEND_KEY_FILE, if it is set. `job_id`:
     empty: any job that answers. `every`: only every n-th version; 0: always the newest. `wait_s`:
-    seconds without an answer of a running job, after which GaveUp is raised; None: it waits on.
+    seconds without an answer of a running job, after which GaveUp is raised; None: never.
 
     A version is one commit, compared with the digests in the job's log before it is given. A
     follower that was away or slow gets the present version, and the number of those it has missed.
@@ -42,7 +42,7 @@ def follow(
 def follower_of(
     addresses: Sequence[str], key_file: str | Path | None, job_id: str, every: int, wait_s: float
 ) -> Follower:
-    """With the key and the proxy of the environment where none is named. Close it. Raises
-    ConfigError."""
+    """The follower of `follow`, with the proxy, and by default the key, of the environment. The
+    caller must close it. Raises ConfigError."""
     keys = read_keys(Path(key_file)) if key_file is not None else secrets_in_force()
     return Follower(addresses, keys, job_id, socks_proxy_in_force(), every=every, wait_s=wait_s)

@@ -1,4 +1,4 @@
-"""Versions as files: each is there with all its bytes, or not at all."""
+"""Writes versions as files. A file exists with all its bytes, or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPES = {DTYPES[name]: name for name in ("F64", "F32", "F16", "BF16")}
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a file says of its version, as JSON in the metadata under `mend`; see `Version`."""
+    """The metadata of a version in a file, as JSON under the key `mend`; see `Version`."""
 
     job: str
     number: int
@@ -47,7 +47,7 @@ class VersionFiles:
 
     def write(self, version: Version) -> Path:
         """Write a version, synced, under its number, and remove the oldest. Raises OSError, and
-        then the folder is as it was: a reader finds whole files only."""
+        then the folder is unchanged. A reader finds only whole files."""
         path = self.folder / f"version-{version.number:08d}-{version.digest[:8]}.safetensors"
         part = path.with_name(f".{path.name}.part")
         about = About(version.job, version.number, version.versions, version.digest, version.step)
@@ -63,7 +63,8 @@ class VersionFiles:
         return path
 
     def _prune(self, newest: Path) -> None:
-        """By age, as a job that has gone back to an older version writes lower numbers."""
+        """Remove the oldest files by age, not by number: a job that has returned to an older
+        version writes lower numbers."""
         others = [each for each in self.folder.glob(PATTERN) if each != newest]
         others.sort(key=lambda each: (each.stat().st_mtime_ns, each.name), reverse=True)
         for old in others[self.keep - 1 :]:
@@ -71,7 +72,7 @@ class VersionFiles:
 
 
 def newest_version(folder: Path) -> Path:
-    """The newest file of `VersionFiles` in a folder. Raises CheckpointError where there is none."""
+    """The newest file of `VersionFiles` in a folder. Raises CheckpointError if there is none."""
     found = [(path.stat().st_mtime_ns, path) for path in folder.glob(PATTERN)]
     if not found:
         raise CheckpointError(f"{folder} holds no version yet; run `mend follow --to {folder}`")
@@ -79,8 +80,8 @@ def newest_version(folder: Path) -> Path:
 
 
 def read_version(path: Path) -> tuple[About, dict[str, Tensor]]:
-    """A file of `VersionFiles`. Raises CheckpointError for one that is damaged, or of something
-    else; OSError as the file system does."""
+    """Read a file of `VersionFiles`. Raises CheckpointError if it is damaged or not such a file,
+    OSError if it cannot be read."""
     data = path.read_bytes()
     try:
         begin = LENGTH_BYTES + length_in(data)
@@ -99,7 +100,7 @@ def read_version(path: Path) -> tuple[About, dict[str, Tensor]]:
             flat = _tensor(data[begin + first : begin + last], dtype)
             tensors[name] = flat.view(entry.shape)
     except (msgspec.DecodeError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} is no version of mend follow: {error}") from error
+        raise CheckpointError(f"{path} is not a version of mend follow: {error}") from error
     return about, tensors
 
 

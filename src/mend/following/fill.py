@@ -1,4 +1,4 @@
-"""Writes a version into a module of this process, all of it or nothing."""
+"""Copies a version into a module of this process, completely or not at all."""
 
 from __future__ import annotations
 

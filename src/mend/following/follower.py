@@ -1,4 +1,4 @@
-"""The loop of a follower: asks for what is decided, pulls it, and gives it to its caller."""
+"""The loop of a follower: asks what is decided, pulls it, and yields it to its caller."""
 
 from __future__ import annotations
 
@@ -30,33 +30,32 @@ from mend.transport.status_client import StatusClient
 from mend.types import SECOND
 
 POLL_S = 0.25
-"""Between two questions. A process answers 50 a second, of all who ask."""
+"""Time between two questions. A process answers 50 a second, of all clients together."""
 
 SILENT_S = 3.0
-"""Without an answer of the process that is asked, all known ones are."""
+"""After this long without an answer, all known processes are asked, not only the last one."""
 
 STRANGE_S = 20.0
-"""After this without an answer of its own lineage, a follower takes one of another."""
+"""After this long without an answer of its own lineage, a follower accepts another lineage."""
 
 STALL_S = 10.0
-"""Without a byte for longer, a rack is left for the next one."""
+"""After this long without a byte from a rack, the next one is asked."""
 
 RETRY_S = 0.5
-"""Before a newest version that no rack gives is asked for again."""
+"""Time until the newest version is requested again, if no rack has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The merged model after one commit. Nothing changes it: it may be kept and read by any
-    thread."""
+    """The merged model after one commit. It is immutable, so any thread may keep and read it."""
 
     job: str
     number: int
-    """Commits of weights up to it, over all fragments."""
+    """Number of commits of weights up to this version, over all fragments."""
     versions: tuple[int, ...]
     """Per fragment of the job."""
     digest: str
-    """sha256 over versions and digests of the log: names these bits."""
+    """sha256 over the versions and digests of the log: identifies these bits."""
     step: int
     """The newest step whose work is merged in it."""
     tensors: Mapping[str, Tensor] = field(repr=False)
@@ -67,8 +66,8 @@ class Version:
     bytes_received: int
     seconds: float
     missed: int
-    """Versions before it that were committed and that this follower could not get: it was away, or
-    slower than the job."""
+    """Number of earlier versions that this follower missed because it was away, or slower than the
+    job."""
 
     def fill(self, module: nn.Module, lock: AbstractContextManager[object] | None = None) -> None:
         """Copy the tensors into the parameters and buffers of the same names, all or none. The
@@ -113,16 +112,16 @@ class Follower:
         self._puller: Puller | None = None
         self._tensors: dict[str, Tensor] = {}
         self.number = -1
-        """Of the newest version that was given; -1: none."""
+        """Number of the newest version that was yielded; -1: none."""
         self.trouble = ""
-        """Why there is no newer version, in words; empty: there is none yet."""
+        """Why a newer version could not be had, as text; empty: there is none yet."""
         self.say: Callable[[str], object] = lambda _: None
-        """Called once when nobody answers."""
+        """Called with a text if no process answers."""
 
     # -------------------------------------------------------------- the log
 
     def _hear(self, limit_s: float) -> list[Decided]:
-        """What is decided since the last call, oldest first; waits up to the limit for it."""
+        """What was decided since the last call, oldest first. Waits up to the limit for it."""
         end_s = time.monotonic() + limit_s
         while True:
             now_s = time.monotonic()
@@ -141,8 +140,16 @@ class Follower:
             self._client.ask(self._at, question)
             return
         self._at = ""
-        for address in dict.fromkeys((*self._given, *(rack.address for rack in self._log.racks))):
-            self._client.watch(address)
+        addresses = dict.fromkeys((*self._given, *(rack.address for rack in self._log.racks)))
+        self._client.keep(addresses)
+        for address in addresses:
+            try:
+                self._client.watch(address)
+            except (
+                ConfigError,
+                TransportError,
+            ):  # named by a rack, not by the caller
+                continue
             self._client.ask(address, question)
 
     def _take(self, address: str, frame: bytes) -> list[Decided]:
@@ -166,7 +173,7 @@ class Follower:
             reader = LaneReader(answer.job, self._secrets, self._proxy, stall_ns)
             self._puller = Puller(reader)
         if moved or self._puller.racks != self._log.racks:
-            # A rack that begins to answer is asked before the one that has stopped.
+            # The rack that answers now is asked before the one that has stopped answering.
             self._puller.racks, self._puller.first = self._log.racks, answer.rack
         if anew:
             self._puller.forget()
@@ -187,7 +194,7 @@ class Follower:
             except (TransportError, WireError) as error:
                 self.trouble = str(error)
                 if len(waiting) == 1 and not self._log.over:
-                    waiting += self._hear(RETRY_S)  # it may be on its way to the racks
+                    waiting += self._hear(RETRY_S)  # the racks may not have it yet
                     self._check_silence()
                     continue
                 version = None
@@ -209,7 +216,7 @@ class Follower:
             )
 
     def _pulled(self, decided: Decided) -> Version | None:
-        """None: it is not asked for."""
+        """Pull a version. None: it is not one that the caller wants (`every`)."""
         puller, begun_s = require(self._puller, "nothing is decided yet"), time.monotonic()
         puzzle = puller.puzzle()
         number = puzzle.number(decided.versions)
@@ -235,7 +242,7 @@ class Follower:
 
     @property
     def decided(self) -> int:
-        """Number of the newest version that is decided; -1: not known."""
+        """Number of the newest decided version; -1: unknown."""
         if self._log.now is None or self._puller is None or self.number < 0:
             return -1
         return self._puller.puzzle().number(self._log.now.versions)

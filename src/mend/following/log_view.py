@@ -1,4 +1,4 @@
-"""The decided versions of a job, as a follower has read them. Pure."""
+"""The decided versions of a job that a follower has read. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Decided:
 
     @property
     def digest(self) -> str:
-        """Names these bits: the same versions of another lineage have another one."""
+        """Identifies these bits: equal versions of another lineage have another digest."""
         text = " ".join(
             f"{v}:{','.join(d)}" for v, d in zip(self.versions, self.digests, strict=True)
         )
@@ -37,9 +37,9 @@ class LogView:
     racks: tuple[RackLanes, ...] = ()
 
     def accepts(self, answer: Followed, *, alone: bool) -> bool:
-        """Whether an answer goes on from here. One of a process that does not know this lineage
-        does only where no other process has answered for long (`alone`): a rack that was cut off
-        lives in an older lineage, a job that was started again in a new one."""
+        """Whether to accept an answer. That of a process which does not know this lineage is
+        accepted only if no other process has answered for long (`alone`): the process may be cut
+        off and follow an older lineage, or the job was started again, in a new one."""
         if not answer.lineage:
             return False
         if self.lineage in ("", answer.lineage):
@@ -48,7 +48,7 @@ class LogView:
 
     def take(self, answer: Followed) -> list[Decided]:
         """The versions since the last answer, oldest first. Raises WireError for an answer that
-        does not go on from there."""
+        does not continue from there."""
         if answer.versions:
             if len(answer.versions) != len(answer.digests):
                 raise WireError("versions without digests in an answer to a follower")

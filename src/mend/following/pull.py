@@ -1,5 +1,5 @@
-"""Pulls one decided version: the parts of all ranks that are new, each verified by its digest in
-the log. A part comes from any rack that has it; one that breaks off goes on from another rack."""
+"""Pulls one decided version: the new parts of all ranks, each verified by its digest in the log. A
+part is pulled from any rack that has it. An interrupted pull continues from another rack."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from mend.types import Address, difference_key, layout_key, proof_key, state_key
 T = TypeVar("T")
 
 STREAMS = 4
-"""Parts that are pulled at once."""
+"""Number of parts that are pulled concurrently."""
 
 PROOF_BYTES_MAX = 64 << 20
 
 SHUNNED_S = 30.0
-"""A rack that did not answer is not waited for again where another one says that it lacks a part:
-with a wait for each, a follower of a frozen rack never catches up."""
+"""For this long, a rack that did not answer is not asked if another one has said that it lacks a
+part. If each part waited for a frozen rack, a follower would never catch up."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """A rank's part of a fragment on its way. `values_N`: fp32."""
+    """A rank's part of a fragment while it is pulled. `values_N`: fp32."""
 
     rank: int
     fragment: int
@@ -52,9 +52,9 @@ class _Part:
     digest: str
     values_N: Tensor
     base: tuple[int, Tensor] | None = None
-    """An older version that is here, and its values."""
+    """An older version that this follower has, and its values."""
     hashes: list[bytes] = field(default_factory=list)
-    """Of its blocks, from the proof of its digest; empty: the proof is not here yet."""
+    """Hashes of its blocks, from the proof of its digest; empty: the proof has not arrived."""
     done: int = 0
     """Verified blocks."""
 
@@ -64,8 +64,8 @@ class _Part:
         return [(start, data[start : start + DIGEST_BLOCK_BYTES]) for start in starts]
 
     def change(self, data: bytes) -> bool:
-        """Take a difference to the base. Whether it gives this version: its base may be a version
-        of another lineage with the same number."""
+        """Apply a difference to the base. Returns whether the result is this version. It is not if
+        the base is a version of another lineage with the same number."""
         if self.base is None:
             return False
         try:
@@ -77,7 +77,7 @@ class _Part:
         return self.done == len(self.hashes)
 
     def verify(self, block: memoryview) -> None:
-        """Take the next block. Raises ChecksumMismatch."""
+        """Verify the next block. Raises ChecksumMismatch."""
         if xxhash.xxh3_128_digest(block) != self.hashes[self.done]:
             raise ChecksumMismatch(
                 f"fragment {self.fragment} of rank {self.rank}: bytes without the digest that the "
@@ -93,12 +93,12 @@ class Puller:
         self._reader = reader
         self._streams = ThreadPoolExecutor(STREAMS, "mend-follow")
         self._held: dict[tuple[int, int], _Part] = {}
-        """By (fragment, rank), the newest version that is here."""
+        """By (fragment, rank), the newest part that was pulled."""
         self._puzzle: Puzzle | None = None
         self.racks: tuple[RackLanes, ...] = ()
         self.first = -1
         self._shunned: dict[int, float] = {}
-        """By rack, until when."""
+        """By rack, the monotonic time until which it is not waited for."""
 
     @property
     def bytes_received(self) -> int:
@@ -122,7 +122,7 @@ class Puller:
 
     def pull(self, decided: Decided) -> dict[int, dict[int, Tensor]]:
         """The values (fp32) of all fragments that have changed, by fragment and rank. Parts that
-        came before an error are kept. Raises PayloadGone where no rack has a part (any more), or
+        arrived before an error are kept. Raises PayloadGone if no rack has a part (any more), or
         TransportError."""
         puzzle = self.puzzle()
         jobs, changed, ranks = [], set[int](), range(puzzle.ranks)
@@ -160,7 +160,8 @@ class Puller:
         self._reader.read(holder, rank, state_key(*which), left, part.verify)
 
     def _change(self, part: _Part, holder: Address) -> bool:
-        """Whether a difference to the version that is here gives this one."""
+        """Try to pull a difference to the base instead of the whole part. Returns whether that
+        worked."""
         base, limit = require(part.base, "no base")[0], 4 * part.values_N.numel()
         key = difference_key(part.rank, part.fragment, part.version, base, part.digest)
         try:
@@ -180,7 +181,7 @@ class Puller:
         return bytes(data)
 
     def _from_any(self, rank: int, ask: Callable[[Address, int], T]) -> T:
-        """What the first rack gives that can. Raises the errors of all."""
+        """The answer of the first rack that can give it. Raises one error with those of all."""
         errors: list[TransportError | WireError] = []
         for rack in sorted(
             self.racks, key=lambda each: (self._shuns(each), each.rack != self.first)

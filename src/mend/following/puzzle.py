@@ -1,4 +1,4 @@
-"""Puts the parts of a rack's ranks together to the tensors of the model."""
+"""Assembles the tensors of the model from the parts of a rack's ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Box = tuple[Shape, Shape]
 
 
 class Puzzle:
-    """Where the parts of all ranks lie. Raises WireError where they do not make up the model."""
+    """The places of the parts of all ranks. Raises WireError if they do not make up the model."""
 
     def __init__(self, ranks: Sequence[Parts]) -> None:
         self.ranks = len(ranks)
@@ -40,7 +40,7 @@ class Puzzle:
         return sum(versions[p] for p, moving in self.fragments.items() if not moving)
 
     def _check(self, fragment: int) -> None:
-        """Every element of every tensor is owned once."""
+        """Raise WireError unless every element of every tensor is owned once."""
         for pieces in self._of_each_tensor(fragment).values():
             first, boxes = pieces[0], defaultdict[_Box, list[Piece]](list)
             for piece in pieces:
@@ -70,7 +70,7 @@ class Puzzle:
 
     def tensors(self, fragment: int, vectors: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """The tensors of a fragment, in the types of the model, from the vectors (fp32) of its
-        ranks. They share no memory with those."""
+        ranks. They do not share memory with these."""
         boxes: dict[tuple[str, Shape, Shape], Tensor] = {}
         kinds: dict[str, Piece] = {}
         for rank, vector_N in vectors.items():
@@ -105,7 +105,7 @@ def _fits(piece: Piece) -> bool:
 
 
 def _are_cells(shape: Shape, boxes: Sequence[_Box]) -> bool:
-    """Whether they are different cells of one grid over the tensor, and so do not overlap."""
+    """Whether the boxes are distinct cells of one grid over the tensor, so they do not overlap."""
     for axis, whole in enumerate(shape):
         starts = sorted({at[axis] for _, at in boxes})
         ends = dict(zip(starts, [*starts[1:], whole], strict=True)) if starts else {}

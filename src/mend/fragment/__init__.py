@@ -1,5 +1,5 @@
-"""fragment: the only room that touches the model. Plans, views, and the arithmetic of applying an
-anchor."""
+"""fragment: plans the fragments of a model, reads and writes their elements, and applies anchors.
+The only package that accesses the model."""
 
 from mend.fragment.apply import ApplyMode, realign
 from mend.fragment.ledger import VectorLedger

@@ -39,7 +39,7 @@ Landed = Callable[[], None]
 
 
 def device_of(parameters: Iterable[Tensor]) -> torch.device | None:
-    """The one device that all of them are on; None when they are on several."""
+    """The one device that all of them are on; None if they are on several."""
     found = {local_of(parameter).device for parameter in parameters}
     return found.pop() if len(found) == 1 else None
 
@@ -59,32 +59,32 @@ bytes for the host), all on the device."""
 
 
 class Move(NamedTuple):
-    """A move of the model from one anchor to another. It decides which vectors are needed."""
+    """A move of the model from one anchor to another, and which vectors it needs."""
 
     base: int
     """Version of the old anchor."""
     version: int
     """Version of the new one."""
     offer: int
-    """seq of the own offer that the new anchor has merged; 0: none."""
+    """seq of the own offer that the new anchor contains; 0: none."""
     apply_mode: ApplyMode
 
 
 @dataclass(eq=False)
 class Uploaded:
-    """The vectors that an apply needs, on the device or on the way to it."""
+    """The vectors that an apply needs, on the device or in transfer to it."""
 
     move: Move
     next_N: Tensor
     base_N: Tensor | None
     """Vector to subtract from theta: the old anchor, or the captured snapshot; None: not needed."""
     sources: tuple[Tensor | None, Tensor | None, Tensor] | None
-    """What is needed of the old anchor, the delta and the new anchor, while pieces of them have to
-    be copied."""
+    """The needed parts of the old anchor, the delta and the new anchor, while pieces of them still
+    have to be copied."""
     begun: int = 0
-    """Elements that are on the device or on the way to it."""
+    """Number of elements that are on the device or in transfer."""
     ready: Any = None
-    """Event after which all are on the device; None before all have begun."""
+    """Event after which all elements are on the device; None: some transfers have not begun."""
 
     @property
     def device_bytes(self) -> int:
@@ -92,7 +92,7 @@ class Uploaded:
 
     @property
     def bus_bytes(self) -> int:
-        """Bytes that cross the bus."""
+        """Bytes that are transferred over the bus."""
         needed = [each for each in self.sources or () if each is not None]
         return sum(each.nbytes for each in needed if each.device.type == "cpu")
 
@@ -115,8 +115,8 @@ class Side:
         self._waiting_bytes = 0
 
     def prepare(self, numels: Sequence[int], uploaded: Sequence[int]) -> None:
-        """Reserve in torch's allocator what rounds will need: vectors of these numbers of elements
-        (fp32), and of these for uploads."""
+        """Reserve the memory that rounds will need in torch's allocator: vectors of these numbers
+        of elements (fp32), and of these for uploads."""
         ready = []
         for stream, sizes in ((self._stream, numels), (self._uploads, uploaded)):
             with self._torch.stream(stream):
@@ -174,7 +174,7 @@ class Side:
         return found_N
 
     def held(self, more: int) -> None:
-        """Count bytes that stay on the device from now on; negative: that no longer do."""
+        """Count bytes that stay on the device from now on; negative: that have been freed."""
         self._waiting_bytes += more
         self._count(0)
 
@@ -197,8 +197,8 @@ class Side:
 
     @torch.no_grad()
     def advance(self, new: Uploaded, numel: int) -> bool:
-        """Begin to copy the next elements, at most `numel`. False: all have begun, or it is
-        forgotten."""
+        """Begin to copy the next elements, at most `numel`. Returns False if all copies have begun,
+        or the upload was forgotten."""
         if new.sources is None:
             return False
         anchor_N, delta_N, next_N = new.sources
@@ -289,7 +289,7 @@ class Side:
         return self._mark(self._uploads)
 
     def _end_upload(self, new: Uploaded, done: Any) -> None:
-        """No further piece will be copied."""
+        """Record that no further piece will be copied."""
         sources, new.sources = new.sources, None
         if sources is not None:
             self._keep(done, tuple(each for each in sources if each is not None))

@@ -36,7 +36,7 @@ class InPlace:
         """Memory layout of the parameters when they last shared no element."""
 
     def watch(self, model: nn.Module, exchanged: Container[int]) -> None:
-        """From now on the exchanged parameters (ids) must stay where they are. The model is
+        """Require that the exchanged parameters (ids) stay where they are from now on. The model is
         resharded."""
         self._homes = [
             (f"{prefix}.{name}".lstrip("."), weakref.ref(module), name, parameter, _kind(parameter))
@@ -47,7 +47,7 @@ class InPlace:
         self._places = self._places_now()
 
     def check(self) -> None:
-        """Reshard what is gathered. Raises UsageError when a parameter is not the one it was, of
+        """Reshard gathered modules. Raises UsageError if a parameter is not the same any more, has
         another type, shape or device, or shares its elements."""
         for reference in self._modules:
             module = reference()
@@ -73,7 +73,8 @@ class InPlace:
         return [_place(parameter) for *_, parameter, _ in self._homes]
 
     def _check_elements(self) -> None:
-        """Raises UsageError when an element is one of two parameters, or two of one."""
+        """Raises UsageError if two parameters share an element, or one parameter has an element
+        twice."""
         named = {id(parameter): (name, parameter) for name, _, _, parameter, _ in self._homes}
         remedy = (
             "one write would undo the other. Copy values (p.data.copy_(other)), or tie parameters "

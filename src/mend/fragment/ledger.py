@@ -28,29 +28,30 @@ class VectorLedger:
         self._open_N: Tensor | None = None
 
     def moved(self, theta_before_N: Tensor, theta_after_N: Tensor) -> None:
-        """One inner optimizer step."""
+        """Record one inner optimizer step."""
         update_N = theta_after_N.double() - theta_before_N.double()
         self._moved_N += update_N
         self._path_N += update_N.abs()
 
     def captured(self, y_N: Tensor) -> None:
-        """An offer was made: y is what its payload decodes to."""
+        """Record an offer: y is what its payload decodes to."""
         ensure(self._open_N is None, "a second open offer of a fragment")
         self._open_N = y_N.double().clone()
 
     def named(self, y_N: Tensor | None = None) -> None:
-        """A commit that names the offer was applied. `y_N`: the offer, if `captured` was not
-        called."""
+        """Record that the commit that names the offer was applied. `y_N`: the offer, if `captured`
+        was not called."""
         sent_N = self._open_N if y_N is None else y_N.double()
         self._sent_N += require(sent_N, "named without an offer")
         self._open_N = None
 
     def dropped(self) -> None:
-        """The offer was dropped, or its rack forgot it: nothing was sent."""
+        """Record that the offer was dropped, or its rack has forgotten it: nothing was sent."""
         self._open_N = None
 
     def error(self, theta_N: Tensor, anchor_N: Tensor, residual_N: Tensor | None) -> float:
-        """Movement that is missing or doubled, as a fraction of all movement (norm over norm)."""
+        """Movement that is missing or counted twice, as a fraction of all movement (ratio of
+        norms)."""
         owed_N = anchor_N.double() - theta_N.double()
         if residual_N is not None:
             owed_N += residual_N.double()

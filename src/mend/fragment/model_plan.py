@@ -86,21 +86,21 @@ class ModelPlan:
         self.check: Callable[[], None] = in_place.check
         """Reshards; raises UsageError when a parameter was replaced. Holds no module alive."""
         self.rows: Mapping[str, Rows] = NO_ROWS
-        """By name, those of a part of this rank, see `of_part`."""
+        """By name, the rows of a part of this rank; see `of_part`."""
 
     def of_part(self, parts: JobParts, ranks: int, part: int) -> ModelPlan:
-        """The plan of one of the parts that this rank of a rack of `ranks` is the owner of."""
+        """The plan of one of the parts that this rank, of a rack of `ranks`, owns."""
         plan = copy(self)
         plan.rows = parts.rows(self.module.named_parameters(), ranks, part)
         return plan
 
     @cached_property
     def _rack(self) -> Together:
-        """Of a rack of one rank, until `join`."""
+        """The plan for a rack of one rank, until `join`."""
         return Together([self.contents], [0])
 
     def join(self, ranks: Sequence[Contents], members: Sequence[int]) -> None:
-        """Plan for a rack of several ranks, before anything is read of the plan. `ranks`: their
+        """Plan for a rack of several ranks, before anything is read from the plan. `ranks`: their
         `contents`, in rank order; `members`: their global ranks. Raises ConfigError, see
         `Together`."""
         for cut in ("weights", "moments", "statistics", "planned", "layouts"):
@@ -114,12 +114,12 @@ class ModelPlan:
 
     @property
     def unproven(self) -> set[str]:
-        """Parameters that several ranks of the rack have, and neither a DTensor nor
-        DistributedDataParallel says that they are one."""
+        """Parameters that several ranks of the rack have, although neither a DTensor nor
+        DistributedDataParallel says that they are the same."""
         return self._rack.unproven & set(self._rack.parameters)
 
     def statistics_of(self, rank: int) -> dict[str, Shard]:
-        """The running statistics of a rank of the rack, which holds all of each."""
+        """The running statistics of a rank of the rack; it holds each of them completely."""
         return {each.name: whole(each.shape) for each in self._rack.ranks[rank].statistics}
 
     @cached_property
@@ -149,7 +149,7 @@ class ModelPlan:
 
     @cached_property
     def _teams(self) -> dict[int, tuple[int, ...]]:
-        """id of a parameter -> the global ranks that hold it together, where that is known."""
+        """id of a parameter -> the global ranks that hold it together, if known."""
         found = {id(p): tuple(sorted(mesh_ranks(p))) for p in self.parameters.values()}
         for module in self.model.modules():
             if isinstance(module, DistributedDataParallel):
@@ -161,7 +161,7 @@ class ModelPlan:
 
     @property
     def _nothing(self) -> Tensor:
-        """In place of a tensor that this rank does not hold."""
+        """Stand-in for a tensor that this rank does not hold."""
         return torch.empty(0, dtype=torch.float32, device=self.device or "cpu")
 
     @cached_property
@@ -171,7 +171,7 @@ class ModelPlan:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Name -> what is exchanged of the model: the parameters and the running statistics."""
+        """Name -> exchanged tensor of the model: the parameters and the running statistics."""
         return {**self.parameters, **{each.name: each.live() for each in self._own_statistics}}
 
     @property
@@ -199,9 +199,9 @@ class ModelPlan:
 
     @cached_property
     def moments(self) -> tuple[tuple[PlannedFragment, ...], ...]:
-        """For each of `moment_periods` its fragments, numbered after those before; a tensor has the
-        names of its state and its parameter. Raises ConfigError for an optimizer that does not keep
-        them."""
+        """The fragments of each of `moment_periods`, numbered after the fragments before. A tensor
+        has the names of its state and its parameter. Raises ConfigError for an optimizer that does
+        not keep them."""
         found: list[tuple[PlannedFragment, ...]] = []
         first, parameters = len(self.weights), self._rack.parameters
         for number, order in enumerate(self.moment_periods):
@@ -251,7 +251,7 @@ class ModelPlan:
         return [m.name for m in fragment.moments] or [slot.name for slot in fragment.layout.slots]
 
     def view_of(self, fragment: PlannedFragment) -> FragmentView:
-        """Reads and writes this rank's part of a fragment."""
+        """A view that reads and writes this rank's part of a fragment."""
         if fragment.moments:
             return MomentsView(fragment.layout, fragment.moments, self.check, self.rows)
         if fragment.statistics:
@@ -266,7 +266,7 @@ class ModelPlan:
         return (*plan_facts(self.layouts), *tied)
 
     def inventory(self, *, hash_all: bool) -> tuple[Item, ...]:
-        """All parameters as this rank holds them. See `plan.inventory`."""
+        """The inventory of all parameters of this rank. See `plan.inventory`."""
         return inventory(self.module, self.ids, hash_all=hash_all, rows=self.rows)
 
     def spread(self) -> set[int]:
@@ -281,8 +281,8 @@ class ModelPlan:
         return found.union(*(mesh_ranks(p) for p in self.module.parameters()))
 
     def plain_names(self, patterns: Sequence[str]) -> tuple[str, ...]:
-        """The parameters of this rank that are always merged by the plain mean: the weight of an
-        embedding, and one of which a name fits a pattern. What is tied to it is the same one."""
+        """The parameters of this rank that are always merged by the plain mean: the weights of
+        embeddings, parameters whose name matches a pattern, and those that are tied to them."""
         plain = {
             id(module.weight)
             for module in self.module.modules()
@@ -294,8 +294,8 @@ class ModelPlan:
         return tuple(name for name, p in self.parameters.items() if id(p) in plain)
 
     def plain_slots(self, names: Container[str]) -> list[tuple[bool, ...]]:
-        """Per fragment and slot: is it always merged by the plain mean? It is a moment or a running
-        statistic, or one of `names`: those of all ranks."""
+        """Per fragment and slot: whether it is always merged by the plain mean. That is a moment, a
+        running statistic, or one of `names`, which are those of all ranks."""
         return [
             tuple(fragment.averaged or name in names for name in self.names_in(fragment))
             for fragment in self.planned

@@ -104,14 +104,14 @@ class Moment(NamedTuple):
 
 
 class Averaged(Protocol):
-    """A tensor of which all racks continue from the mean: a moment, or a running statistic."""
+    """A tensor that all racks continue from the mean: a moment or a running statistic."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def parameter(self) -> Tensor:
-        """A tensor of its shape and device, as the rack holds it."""
+        """A tensor of its shape and device, as this rank holds it."""
 
     @property
     def order(self) -> int:
@@ -131,11 +131,9 @@ def moments_of(
     order: int,
     period: int,
 ) -> list[Moment]:
-    """The moments of `order` of the named parameters, in their order; none of a parameter that no
-    optimizer holds, or whose group keeps none. `period`: what the setting says, for errors.
-
-    Raises ConfigError for an optimizer whose moments are not known, and where there are none.
-    """
+    """The moments of `order` of the named parameters, in their order, without parameters that no
+    optimizer holds or whose group keeps none. `period`: the value of the setting, for errors.
+    Raises ConfigError for an optimizer whose moments are unknown, or if there are none."""
     setting, found = MOMENT_PERIODS[order], dict[int, tuple[Any, int, Kind]]()
     if not optimizers:
         rule = "needs the optimizer whose moments are to be averaged"
@@ -175,7 +173,7 @@ def _kinds(optimizer: object, setting: str, period: int) -> tuple[Kind, ...]:
 
 
 def _unwrap_optimizer(optimizer: object) -> object:
-    """torch's own optimizer inside wrappers such as Accelerate's."""
+    """torch's own optimizer, without wrappers such as Accelerate's."""
     while (inner := getattr(optimizer, "optimizer", None)) is not None:
         optimizer = inner
     return optimizer
@@ -205,15 +203,15 @@ class MomentsView(FragmentView):
         return [each.name for each in self.moments]
 
     def repair(self) -> list[str]:
-        """Before a read: replace values that are not finite and cannot recover through training.
+        """Before a read, replace values that are not finite and that training cannot repair.
         Returns the names of what was replaced."""
         return []
 
     def captured(self) -> None:
-        """A capture was read."""
+        """Record that a capture was read."""
 
     def left(self, steps: int) -> list[float | None]:
-        """Fraction of each that is left after `steps`; None: it does not change."""
+        """Fraction of each element that is left after `steps`; None: it does not change."""
         return [each.beta**steps for each in self.moments]
 
     @torch.no_grad()

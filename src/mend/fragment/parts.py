@@ -1,9 +1,10 @@
 """The parts that racks of different sizes exchange. Uses no peers, clocks or files.
 
-Rank k of a rack exchanges with rank k of the others, which needs as many ranks on each. Racks with
-different numbers of ranks exchange by parts instead: each part has one owner in every rack, and a
-rank is the owner of one or several. Of a tensor whose rows lie spread over ranks (`fully_shard`) a
-part has the rows that its owners all hold; of any other it has an equal slice.
+Normally rank k of a rack exchanges with rank k of the others, which needs equal numbers of ranks.
+Racks with different numbers of ranks exchange by parts instead. Each part has one owner in every
+rack, and a rank owns one or several parts. Of a tensor whose rows are spread over ranks
+(`fully_shard`), a part has the rows that all of its owners hold. Of any other tensor it has an
+equal slice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Rows(NamedTuple):
     box: Shard
     placement: str
     inside: slice
-    """Which they are of those that its rank holds."""
+    """Their range among the rows that the rank holds."""
 
 
 NO_ROWS: Mapping[str, Rows] = {}
@@ -40,7 +41,7 @@ class JobParts:
     owners: tuple[tuple[int, ...], ...]
 
     def hosts(self, ranks: int) -> tuple[int, ...]:
-        """Per part, its owner in a rack of so many ranks."""
+        """For each part, its owner in a rack of so many ranks."""
         at = self.sizes.index(ranks)
         return tuple(owner[at] for owner in self.owners)
 
@@ -54,7 +55,7 @@ class JobParts:
         return Shard((last - first, *shape[1:]), (first, *(0 for _ in shape[1:])))
 
     def placement(self, shape: tuple[int, ...]) -> str:
-        """How a tensor lies spread over the parts: as `fully_shard` does it, or in other cuts."""
+        """How a tensor is spread over the parts: as `fully_shard` does it, or with other cuts."""
         count = len(self.owners)
         boxes = [self.box(shape, part) for part in range(count)]
         as_usual = boxes == [row_box(shape, count, part) for part in range(count)]
@@ -64,7 +65,8 @@ class JobParts:
     def rows(
         self, parameters: Iterable[tuple[str, Tensor]], ranks: int, part: int
     ) -> dict[str, Rows]:
-        """By name, what a part has of the tensors whose rows lie spread. `ranks`: of its rack."""
+        """By name, the rows that a part has of the tensors whose rows are spread. `ranks`: number
+        of ranks of its rack."""
         found = {}
         for name, parameter in parameters:
             if placement_of(parameter) == WHOLE:
@@ -80,12 +82,9 @@ class JobParts:
 def cut_job(
     sizes: Sequence[int], parameters: Mapping[str, Tensor], members: Sequence[int], rank: int
 ) -> JobParts:
-    """The parts of a job of racks of these sizes. `parameters`: all of the model, as rank `rank` of
-    the rack with these global ranks holds them.
-
-    Raises ConfigError for a parameter that lies on the ranks in another way than whole on each, or
-    in rows over all.
-    """
+    """The parts of a job of racks of these sizes. `parameters`: all parameters of the model, as
+    rank `rank` of the rack with these global ranks holds them. Raises ConfigError for a parameter
+    that is neither held completely by each rank, nor spread by rows over all of them."""
     shapes = set()
     for name, parameter in parameters.items():
         if placement_of(parameter) != WHOLE:
@@ -93,7 +92,7 @@ def cut_job(
             shapes.add(tuple(parameter.shape))
     distinct = tuple(sorted(set(sizes)))
     most = distinct[-1]
-    # Every rank owns a part, also where no tensor has rows for it.
+    # Every rank owns a part, even if no tensor has rows for it.
     owners = {tuple(part * size // most for size in distinct) for part in range(most)}
     for shape in shapes:
         owners |= _owners_of_rows(shape, distinct)
@@ -104,8 +103,7 @@ def cut_job(
 
 
 def _owners_of_rows(shape: tuple[int, ...], sizes: Sequence[int]) -> set[tuple[int, ...]]:
-    """The owners, in racks of these sizes, of every run of rows that the cuts of all racks leave
-    whole."""
+    """The owners, in racks of these sizes, of each run of rows that no rack cuts."""
     owners: list[tuple[tuple[int, ...], list[Shard]]] = [((), [])]
     for size in sizes:
         boxes = [row_box(shape, size, rank) for rank in range(size)]
@@ -119,7 +117,7 @@ def _owners_of_rows(shape: tuple[int, ...], sizes: Sequence[int]) -> set[tuple[i
 
 
 def _meet(boxes: Sequence[Shard]) -> tuple[int, int]:
-    """First and last of the rows that all of them have; equal: there are none."""
+    """First and end of the rows that all boxes share; equal: there are none."""
     first = max(box.offset[0] for box in boxes)
     return first, max(first, min(box.offset[0] + box.shape[0] for box in boxes))
 

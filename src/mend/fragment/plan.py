@@ -37,8 +37,8 @@ PLACED = "placement "
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module inside DDP and torch.compile wrappers, so that names are the same with
-    and without."""
+    """The user's own module inside DDP and torch.compile wrappers, so that names do not depend on
+    them."""
     while True:
         inner = (
             model.module
@@ -95,7 +95,7 @@ def exchanged_parameters(
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether elements that this rank holds are at the same place in memory."""
+    """Whether any elements that this rank holds share memory."""
     held, reach = local_of(tensor), 0
     if type(held) is not Tensor or held.numel() < 2:
         return False
@@ -107,8 +107,8 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 
 def sharing_memory(named: Sequence[tuple[str, Tensor]]) -> tuple[str, str] | None:
-    """Names of two tensors with elements of this rank at the same place in memory, in the order of
-    `named`; None: there are none. Only plain tensors are compared."""
+    """Names of two tensors with elements of this rank in the same memory, in the order of `named`;
+    None: there are none. Only plain tensors are compared."""
     spans = []
     for order, (_, tensor) in enumerate(named):
         held = local_of(tensor)
@@ -144,7 +144,7 @@ def _marked(held: Tensor, span_bytes: int = 0) -> Tensor:
 
 
 def _bytes_of(marks_B: Tensor, held: Tensor, offset: int = 0) -> Tensor:
-    """Those of the bytes that stand for elements of the tensor, which begins at `offset`."""
+    """The bytes among them that belong to elements of the tensor, which begins at `offset`."""
     size = held.element_size()
     strides = [step * size for step in held.stride()]
     return marks_B.as_strided([*held.shape, size], [*strides, 1], offset)
@@ -157,7 +157,8 @@ def _span_bytes(held: Tensor) -> int:
 
 
 def newcomers(model: nn.Module, known: Container[str]) -> list[str]:
-    """Names, not `known`, of parameters that require a gradient. A tied one has its first name."""
+    """Names, not in `known`, of parameters that require a gradient. A tied one has its first
+    name."""
     return [
         name
         for name, parameter in unwrap(model).named_parameters()
@@ -189,7 +190,7 @@ def build_plan(model: nn.Module, fragments: int) -> tuple[Layout, ...]:
 
 
 def check_cut(module: nn.Module, slots: Collection[object], fragments: int) -> None:
-    """Raises ConfigError where the exchanged parameters of `module` cannot be cut."""
+    """Raises ConfigError if the exchanged parameters of `module` cannot be cut."""
     if fragments < 1:
         raise ConfigError("fragments", fragments, "must be at least 1", "4 is a good start.")
     if not slots:
@@ -201,7 +202,7 @@ def check_cut(module: nn.Module, slots: Collection[object], fragments: int) -> N
 def cut_layouts(
     slots: Sequence[tuple[str, Tensor]], fragments: int, first: int = 0
 ) -> tuple[Layout, ...]:
-    """The tensors in at most so many fragments, numbered from `first`. See `build_plan`."""
+    """Cut tensors into at most so many fragments, numbered from `first`. See `build_plan`."""
     count = min(fragments, len(slots))
     cuts = cuts_of([parameter.numel() for _, parameter in slots], count)
     plan = tuple(
@@ -233,8 +234,8 @@ class Item(NamedTuple):
     shard: Shard
     placement: str
     hash: str
-    """xxh3_64 over shape, type and, of a plain array, bytes of what the rank holds; empty if not
-    asked for."""
+    """xxh3_64 over the shape, the type and, for a plain array, the bytes that the rank holds; empty
+    if it is not requested."""
 
 
 def inventory(
@@ -244,11 +245,9 @@ def inventory(
     hash_all: bool,
     rows: Mapping[str, Rows] = NO_ROWS,
 ) -> tuple[Item, ...]:
-    """All parameters, also those that are not `exchanged` (ids), in module order; a tied one once.
-
-    `hash_all`: with the hashes also of those that are. `rows`: by name, those of a part, where it
-    is not everything that the rank holds.
-    """
+    """All parameters in module order, including those that are not `exchanged` (ids); a tied one
+    once. `hash_all`: also hash the exchanged ones. `rows`: by name, the rows of a part, if that is
+    not all that the rank holds."""
     items = []
     for name, parameter in unwrap(model).named_parameters():
         trained, cut = id(parameter) in exchanged, rows.get(name)
@@ -270,8 +269,8 @@ def _hash(parameter: Tensor) -> str:
 
 
 def rank_facts(ranks: Sequence[Sequence[Item]]) -> tuple[tuple[str, str], ...]:
-    """(key, value) lines in which the ranks of two racks can differ: what lies where, and what is
-    not trained."""
+    """(key, value) lines in which the ranks of two racks can differ: the layout, and what is not
+    trained."""
     first: dict[str, str] = {}
     for items in ranks:
         for item in items:
@@ -289,8 +288,8 @@ def rank_facts(ranks: Sequence[Sequence[Item]]) -> tuple[tuple[str, str], ...]:
 
 
 def sharded_by_rows(ranks: Sequence[Sequence[Item]]) -> frozenset[str] | None:
-    """The parameters whose rows lie spread over all ranks of the rack (`fully_shard`), where every
-    other one is held whole by each. None: they lie in some other way."""
+    """The parameters whose rows are spread over all ranks of the rack (`fully_shard`), if each rank
+    holds every other one completely. None: they are spread in another way."""
     if len({tuple(item.name for item in items) for items in ranks}) > 1:
         return None
     found = set[str]()
@@ -317,8 +316,8 @@ def items_of_others(
     hashes: bool,
 ) -> list[tuple[Item, ...]]:
     """The inventories that so many ranks would have of the same model, with the rows of the
-    `sharded` ones spread over them. `hashes`: of what is not exchanged; collective then, one tensor
-    at a time."""
+    `sharded` parameters spread over them. `hashes`: also hash what is not exchanged; then the call
+    is collective, one tensor at a time."""
     found: list[list[Item]] = [[] for _ in range(ranks)]
     for name, parameter in parameters.items():
         rows, shape = name in sharded, tuple(parameter.shape)
@@ -334,11 +333,8 @@ def items_of_others(
 
 
 def first_unequal_replica(ranks: Sequence[Sequence[Item]]) -> tuple[str, int, int] | None:
-    """(parameter, one rank, another) that hold the same box with different bits; None if there is
-    none.
-
-    `ranks`: the inventories of a rack, in rank order.
-    """
+    """(parameter, one rank, another) that hold the same box with different bits; None: there are
+    none. `ranks`: the inventories of a rack, in rank order."""
     seen: dict[tuple[str, Shard], tuple[int, str]] = {}
     unequal: dict[str, tuple[int, int]] = {}
     for rank, items in enumerate(ranks):

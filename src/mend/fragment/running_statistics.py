@@ -57,8 +57,8 @@ class Statistic(NamedTuple):
 
     @property
     def beta(self) -> float:
-        """What is left of it after a forward pass. A cumulative average (`momentum=None`) is never
-        forgotten."""
+        """Fraction of it that is left after a forward pass. A cumulative average (`momentum=None`)
+        is never forgotten."""
         module = self.module()
         momentum = module.momentum if module is not None else None
         return 1.0 if momentum is None else 1.0 - momentum
@@ -75,14 +75,14 @@ def _kind(buffer: Tensor | None) -> str:
 
 
 def _joined(vectors: Sequence[Tensor]) -> Tensor:
-    """All of them end to end on the host; one transfer where they are on one GPU."""
+    """All of them, end to end, on the host; with one transfer if they are on one GPU."""
     if len({each.device for each in vectors}) > 1:
         vectors = [each.cpu() for each in vectors]
     return torch.cat(list(vectors)).cpu()
 
 
 def modules_with_statistics(model: nn.Module) -> Iterator[tuple[str, _NormBase]]:
-    """(path, module) of those that keep running statistics of their input."""
+    """(path, module) of the modules that keep running statistics of their input."""
     for path, module in model.named_modules():
         if isinstance(module, _NormBase) and module.running_mean is not None:
             yield path, module
@@ -99,8 +99,8 @@ def statistics_of(model: nn.Module) -> list[Statistic]:
 
 
 def plan_statistics(statistics: Sequence[tuple[str, Tensor]], fragment: int) -> Layout:
-    """All of them, with a tensor of the shape of each, in one fragment of this number: they are
-    small."""
+    """All of them in one fragment of this number, because they are small, each with a tensor of its
+    shape."""
     (layout,) = cut_layouts(statistics, 1, fragment)
     return layout
 
@@ -128,8 +128,9 @@ class StatisticsView(MomentsView):
 
     @torch.no_grad()
     def repair(self) -> list[str]:
-        """A statistic that has received Inf, as in a step that a GradScaler skips, stays NaN
-        forever. It is reset to what mend wrote last: the racks' last mean."""
+        """Reset statistics that are not finite. One that has received Inf, as in a step that a
+        GradScaler skips, stays NaN forever. It is set to what mend wrote last: the racks' last
+        mean."""
         bad = []
         for each, now, written in zip(self.statistics, self._values(), self._written, strict=True):
             # A magnitude whose square is infinite in fp32 is not merged either.
@@ -148,7 +149,7 @@ class StatisticsView(MomentsView):
         self._written = self._values()
 
     def left(self, steps: int) -> list[float | None]:
-        """As of moments, but by the forward passes since the capture, where the module counts them.
+        """As for moments, but by the forward passes since the capture, if the module counts them.
         None: it is frozen."""
         found = list[float | None]()
         then = self._passes or [None] * len(self.statistics)
@@ -160,7 +161,7 @@ class StatisticsView(MomentsView):
         return found
 
     def _values(self) -> list[Tensor]:
-        """What each holds now, on the host."""
+        """The current values of each, on the host."""
         flat = [each.live().reshape(-1).double() for each in self.statistics]
         return list(torch.split(_joined(flat), [each.numel() for each in flat]))
 

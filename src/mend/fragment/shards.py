@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 WHOLE = "whole"
-"""Placement of a tensor that a rank holds all of."""
+"""Placement of a tensor that a rank holds completely."""
 
 
 class Shard(NamedTuple):
@@ -100,7 +100,7 @@ def shard_of(name: str, parameter: Tensor) -> Shard:
 
 
 def placement_of(parameter: Tensor) -> str:
-    """How a tensor is spread over its rack, for people: WHOLE, or placements and mesh."""
+    """How a tensor is spread over its rack, as text: WHOLE, or placements and mesh."""
     spread = as_dtensor(parameter)
     if spread is None:
         return WHOLE
@@ -130,13 +130,13 @@ def row_box(shape: tuple[int, ...], ranks: int, rank: int) -> Shard:
 
 
 def whole_of(parameter: Tensor) -> Tensor:
-    """All of a tensor. Collective over its ranks where they hold shards."""
+    """The whole tensor. Collective over its ranks if they hold shards."""
     spread = as_dtensor(parameter)
     return parameter.detach() if spread is None else spread.full_tensor().detach()
 
 
 def owned_by(layout: Layout, sharded: Container[str], ranks: int, rank: int) -> Owned:
-    """The elements that a rank of so many owns, counted in the whole tensors: its rows of those
+    """The elements that a rank of so many owns, as indices of the whole tensors: its rows of those
     named in `sharded`, its slice of all others."""
     spans = []
     for slot in layout.slots:
@@ -168,7 +168,8 @@ class Holding:
 
     @property
     def teams(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """Replicas that have to exchange slices -> the slots concerned. Same order on all."""
+        """Replicas that have to exchange slices -> the slots concerned. The order is the same on
+        all ranks."""
         found = defaultdict[tuple[int, ...], list[int]](list)
         for slot, ranks in enumerate(self.replicas):
             if len(ranks) > 1:
@@ -210,12 +211,13 @@ def whole(shape: tuple[int, ...]) -> Shard:
 
 
 def replicated(layout: Layout, ranks: int, rank: int) -> Holding:
-    """The holding of a rank under DDP: everything is held by all."""
+    """The holding of a rank under DDP: every rank holds everything."""
     return holding(layout, [[whole(slot.shape) for slot in layout.slots]] * ranks, rank)
 
 
 GatherSlices = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[Tensor]]
-"""(replicas, slots) -> what each replica owns of these slots, end to end; it may be longer."""
+"""(replicas, slots) -> what each replica owns of these slots, end to end. The vector may be
+longer."""
 
 
 def put_together(mine: Holding, slice_N: Tensor, gather: GatherSlices) -> Tensor:

@@ -1,9 +1,9 @@
-"""What the ranks of a rack exchange together, where they hold different modules: stages of a
-pipeline, or experts. Uses no peers, clocks or files.
+"""Combines what the ranks of a rack exchange if they hold different modules: stages of a pipeline,
+or experts. Uses no peers, clocks or files.
 
-The plan has the tensors of all ranks, in one order, so that fragments, versions and schedule are
-those of the whole rack. Of a tensor that only other ranks hold, a rank has a stand-in without
-elements, like an empty shard.
+The plan has the tensors of all ranks, in one order, so fragments, versions and schedule are those
+of the whole rack. For a tensor that only other ranks hold, a rank has a stand-in without elements,
+like an empty shard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Held(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     team: tuple[int, ...] = ()
-    """Global ranks that are known to hold it together, ascending: those of its mesh, or of its
+    """Global ranks that are known to hold it together, ascending: those of its mesh or of its
     DistributedDataParallel. Empty: unknown."""
 
     @property
@@ -46,7 +46,7 @@ class Contents(NamedTuple):
 
     parameters: tuple[Held, ...]
     moments: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """Per order of moments: (state, parameter)."""
+    """By order of moments: (state, parameter)."""
     statistics: tuple[Held, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()
     """See `plan.tied_names`."""
@@ -64,7 +64,7 @@ class Elsewhere(NamedTuple):
     name: str
     order: int
     parameter: Tensor
-    """Without elements."""
+    """A tensor without elements."""
 
     beta: float = 1.0
 
@@ -80,23 +80,21 @@ class Elsewhere(NamedTuple):
 
 
 class Together:
-    """The contents of all ranks of a rack, in rank order.
-
-    `members`: global ranks, one for each; the parts of a rank have the same. Raises ConfigError,
-    the same on every rank, for a tensor that ranks with different parameters have under one name,
-    unless a DTensor or DistributedDataParallel says that they hold it together: stages that both
-    count their layers from 0 would be taken for replicas.
-    """
+    """The contents of all ranks of a rack, in rank order. `members`: their global ranks; the parts
+    of a rank have the same. Raises ConfigError, on every rank equally, if ranks with different
+    parameters have tensors of the same name, unless a DTensor or DistributedDataParallel says that
+    they hold one tensor together. Otherwise stages that both number their layers from 0 would count
+    as replicas."""
 
     def __init__(self, ranks: Sequence[Contents], members: Sequence[int]) -> None:
         self.ranks, self._members = tuple(ranks), tuple(members)
         names = [each.names for each in ranks]
         self._first_alike = [names.index(each) for each in names]
-        """Per rank, the first one with the same parameters."""
+        """For each rank, the first rank with the same parameters."""
         self.unproven = set[str]()
-        """Names that several ranks have and that nothing says to be one tensor."""
+        """Names that several ranks have, without a sign that they are one tensor."""
         self.parameters = self._united([each.parameters for each in ranks], _NAME_PARAMETERS)
-        """By name, in the order of the first rank that has them."""
+        """By name, in the order of the first rank that has it."""
         self.statistics = self._united([each.statistics for each in ranks], _LEAVE_STATISTICS)
         self.tied = tuple(dict.fromkeys(pair for each in ranks for pair in each.tied))
 
@@ -113,7 +111,7 @@ class Together:
         self, slots: Sequence[tuple[str, str, Tensor]], fragments: int, first: int = 0
     ) -> tuple[Layout, ...]:
         """As `plan.cut_layouts`, but every rank gets about an equal share of its own elements in
-        each fragment: what the same ranks hold is cut for itself. `slots`: (name, parameter,
+        each fragment: tensors of the same ranks are cut separately. `slots`: (name, parameter,
         tensor of its shape)."""
         groups: dict[frozenset[int], list[tuple[str, Tensor]]] = {}
         ranks = [frozenset(each.names) for each in self.ranks]

@@ -19,14 +19,14 @@ from mend.fragment.shards import as_dtensor, bytes_held, is_array, local_of
 from mend.types import BUFFERS_MAX
 
 NAMED_MAX = 4
-"""Names in a sentence; the rest is counted."""
+"""Limit of the names in a sentence; the others are counted."""
 
 FROZEN_NUMEL_MAX = 1 << 16
-"""Elements of a frozen parameter that are compared: an average moves all of them, and a frozen base
-may be large."""
+"""Limit of the compared elements of a frozen parameter. An average changes all of them, and a
+frozen base may be large."""
 
 BUFFER_NUMEL_MAX = 1 << 20
-"""Elements of a buffer that racks compare at the start."""
+"""Limit of the elements of a buffer that racks compare at the start."""
 
 
 def running_statistics(model: nn.Module) -> list[str]:
@@ -74,7 +74,7 @@ def digests_of_buffers(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 def _beginning(tensor: Tensor) -> Tensor:
-    """At most BUFFER_NUMEL_MAX of its elements, without a copy of the others."""
+    """At most BUFFER_NUMEL_MAX elements of a buffer, without a copy of the others."""
     for dim in range(tensor.dim()):
         if tensor.numel() > BUFFER_NUMEL_MAX:
             most = tensor.shape[dim] * BUFFER_NUMEL_MAX // tensor.numel()
@@ -83,7 +83,7 @@ def _beginning(tensor: Tensor) -> Tensor:
 
 
 def in_few_words(names: Iterable[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first names, and how many more there are."""
     found = list(names)
     more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
     return ", ".join(found[:NAMED_MAX]) + more

@@ -1,15 +1,15 @@
 """Asks torch to pipeline tensor parallelism inside a rack, and counts the fused operations.
 
-The compiler of torch can cut an all-gather -> matmul, or a matmul -> reduce-scatter, into parts
-that travel through symmetric memory while others are multiplied (micro-pipelining;
+The compiler of torch can split an all-gather -> matmul, or a matmul -> reduce-scatter, into parts
+that are sent through symmetric memory while others are multiplied (micro-pipelining;
 torch/_inductor/fx_passes/micro_pipeline_tp.py). It does so silently or not at all. This module
-switches it on for the groups that shard this model's matmuls, and counts the fused operations in
-the compiled graphs, so that `status()` reports it as on only where a graph contains one.
+enables it for the groups that shard this model's matmuls, and counts the fused operations in the
+compiled graphs, so that `status()` reports it as on only if a graph contains one.
 
-Which mesh dimensions are tensor-parallel is read off the parameters. A dimension that shards a
-DTensor parameter counts if it is named "tp", or if `fully_shard` has not made it: fully_shard puts
-its own dimensions in front and shards over one of them, so that of a parameter inside an FSDP
-module the first sharded dimension is its, and those after it are not.
+Which mesh dimensions are tensor-parallel is derived from the parameters. A dimension that shards a
+DTensor parameter counts if it is named "tp", or if `fully_shard` has not made it. fully_shard puts
+its own dimensions first and shards over one of them. So for a parameter inside an FSDP module, the
+first sharded dimension belongs to fully_shard, and later ones do not.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Census:
 
 
 class AsyncTp:
-    """Off, unless made by `enable`. `said` is what status() shows."""
+    """Whether and how tensor parallelism is pipelined. Off, unless made by `enable`. `said`: what
+    status() shows."""
 
     def __init__(self) -> None:
         self.census = Census()
@@ -66,12 +67,10 @@ class AsyncTp:
 
     @classmethod
     def enable(cls, model: nn.Module, mesh: Any = None, note: Emit | None = None) -> AsyncTp:
-        """Switch it on, on all ranks of a rack together, before the model's first compiled step.
-
-        `mesh`: a DeviceMesh with a dimension "tp", where the parameters do not tell. Warns, and
-        leaves everything as it is, where it cannot work; never raises for that. What only a step
-        shows is noted as `async-tp-in-vain`.
-        """
+        """Enable it, on all ranks of a rack together, before the model's first compiled step.
+        `mesh`: a DeviceMesh with a dimension "tp", if the parameters do not show it. If it cannot
+        work, this warns and changes nothing; it never raises for that. What only a step can show is
+        noted as `async-tp-in-vain`."""
         enabled = cls()
         enabled.asked, enabled._told, enabled._note = True, False, note or _nobody
         groups = tp_groups(model, mesh)
@@ -84,7 +83,7 @@ class AsyncTp:
 
     @property
     def said(self) -> str:
-        """ "off", "on: 12 fused matmul-collectives", or "not active: " and why."""
+        """ "off", "on: 12 fused matmul-collectives", or "not active: " and the reason."""
         if not self.asked:
             return "off"
         if self.census.fused and not self._refused:
@@ -97,7 +96,7 @@ class AsyncTp:
             self._tell()
 
     def close(self) -> None:
-        """The compiler's settings as they were; what is compiled stays. Idempotent."""
+        """Restore the compiler's settings; compiled graphs stay. Idempotent."""
         config, restore = _inductor_config(), self._restore
         self._restore = {}
         for name, value in restore.items():
@@ -131,7 +130,8 @@ class AsyncTp:
 
 
 def why_not(groups: dict[str, Any], *, cuda: bool) -> str:
-    """Say what forbids it before any rank tries; empty: nothing does. The same on all ranks."""
+    """What makes it impossible, checked before any rank tries; empty: nothing. The same on all
+    ranks."""
     if not cuda:
         return "there is no CUDA device"
     if not groups:
@@ -187,11 +187,9 @@ def tp_dimensions(
 
 
 def with_census(passes: Any, census: Census) -> Any:
-    """A last pass over a compiled graph: the user's own, then the census.
-
-    torch keeps no compiled graph across runs while a pass has no uuid; one from such a cache would
-    not be looked at.
-    """
+    """A last pass over a compiled graph: the user's own pass, then the census. torch caches no
+    compiled graph across runs if a pass has no uuid; a graph from such a cache would not be
+    counted."""
     door = importlib.import_module("torch._inductor.custom_graph_pass")
     several = hasattr(door, "get_custom_graph_passes")  # newer torch takes a list
 
@@ -208,10 +206,8 @@ def with_census(passes: Any, census: Census) -> Any:
 
 
 def _share_memory(groups: dict[str, Any]) -> str:
-    """Symmetric memory for every group, tried out; why not, the same on all ranks of the groups.
-
-    A rank that fused while another did not would wait for it for ever.
-    """
+    """Set up and test symmetric memory for every group. Returns why it does not work, the same on
+    all ranks of the groups: if one rank fused and another did not, it would wait forever."""
     memory = importlib.import_module("torch.distributed._symmetric_memory")
     failure = ""
     for name in groups:

@@ -1,7 +1,7 @@
-"""Which cores are near a GPU, and keeping worker threads there. Reads sysfs.
+"""Finds the cores near a GPU, and keeps worker threads on them. Reads sysfs.
 
-A copy between a GPU and memory of the other socket crosses the link between sockets, and so do the
-merges after it. Where sysfs says nothing, nothing is pinned.
+A copy between a GPU and the memory of the other socket crosses the link between the sockets, and so
+do the merges after it. If sysfs says nothing, no thread is pinned.
 """
 
 from __future__ import annotations
@@ -34,39 +34,42 @@ _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Reads the files in which Linux describes the machine; tests have trees of their own."""
+    """Reads the files in which Linux describes the machine. Tests pass trees of their own."""
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
 
     def near(self, bus_id: str) -> frozenset[int] | None:
-        """Cores of the NUMA node a device hangs on; of a virtual machine without nodes: all."""
+        """The cores of the NUMA node that a device is attached to; all cores, in a virtual machine
+        without nodes."""
         text = self._device(bus_id, "local_cpulist")
         return parse_cores(text) if text else None
 
     def numa(self, bus_id: str) -> int | None:
-        """The kernel says -1 where it does not know."""
+        """The kernel writes -1 if it does not know the node."""
         text = self._device(bus_id, "numa_node")
         return int(text) if text.isdigit() else None
 
     def gpus(self) -> tuple[str, ...]:
-        """Bus ids of NVIDIA's, ascending; of the whole machine, also of those not visible here."""
+        """Bus ids of the NVIDIA GPUs of the whole machine, ascending, including those that this
+        process does not see."""
         with contextlib.suppress(OSError):
             bus_ids = sorted(path.name for path in (self.sys / "bus/pci/devices").iterdir())
             return tuple(each for each in bus_ids if self._is_gpu(each))
         return ()
 
     def siblings(self, core: int) -> frozenset[int]:
-        """The threads of its physical core, itself among them."""
+        """The threads of the same physical core, including this one."""
         name = f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
         return (parse_cores(read_short(self.sys / name)) or frozenset()) | {core}
 
     def boot(self) -> str:
-        """Differs between machines, also where their names do not; empty: not known."""
+        """The boot id, which differs between machines even if their names do not; empty:
+        unknown."""
         return read_short(self.proc / "sys/kernel/random/boot_id")
 
     def bus_id_of(self, uuid: str) -> str | None:
-        """The GPU of that UUID, as the driver lists them."""
+        """The bus id of the GPU with this UUID, as the driver lists it."""
         with contextlib.suppress(OSError):
             for folder in sorted((self.proc / "driver/nvidia/gpus").iterdir()):
                 if uuid.lower() in read_short(folder / "information").lower():
@@ -89,7 +92,7 @@ def host() -> str:
 
 
 def parse_cores(text: str) -> frozenset[int] | None:
-    """The cores of a list as the kernel writes it, `0-3,8`. None: it is invalid or empty."""
+    """The cores of a list as the kernel writes it, `0-3,8`. None: it is malformed or empty."""
     cores: set[int] = set()
     for item in text.strip().split(","):
         match = _RANGE.fullmatch(item)
@@ -103,7 +106,8 @@ def parse_cores(text: str) -> frozenset[int] | None:
 
 
 def bus_id_of(device_index: int, machine: Machine = Machine()) -> str | None:
-    """The bus id of a CUDA device, counted as torch counts. None: no such GPU, or unknown."""
+    """The bus id of a CUDA device, by torch's numbering. None: there is no such GPU, or it is
+    unknown."""
     if not torch.cuda.is_available() or not 0 <= device_index < torch.cuda.device_count():
         return None
     gpu: Any = torch.cuda.get_device_properties(device_index)
@@ -123,7 +127,8 @@ def near_cores(
     dump: Dump | None = None,
     bus_ids: BusIdOf = bus_id_of,
 ) -> frozenset[int] | None:
-    """Cores on the NUMA node of a CUDA device: of sysfs, else of an NCCL dump. None: unknown."""
+    """Cores on the NUMA node of a CUDA device, according to sysfs, or else an NCCL dump. None:
+    unknown."""
     bus_id = bus_ids(device_index)
     cores = machine.near(bus_id) if bus_id is not None else None
     if cores is None and bus_id is not None and dump is not None:
@@ -143,10 +148,11 @@ def worker_cores(
 ) -> frozenset[int] | None:
     """This rank's share of the cores near its GPU, in whole physical cores.
 
-    Shared with the ranks of the GPUs on the same NUMA node: all GPUs of the machine count, so that
-    two racks on one machine do not meet; and where there are fewer GPUs than local ranks, those
-    that have the same one. `allowed`: the cores this process may use; None: ask the kernel. None:
-    unknown where the GPU is, or it is near no core of this process.
+    The cores are shared with the ranks of the other GPUs on the same NUMA node. All GPUs of the
+    machine count, so that two racks on one machine get different cores. If there are fewer GPUs
+    than local ranks, the ranks of the same GPU share. `allowed`: the cores that this process may
+    use; None: ask the kernel. Returns None if the place of the GPU is unknown, or no core of this
+    process is near it.
     """
     near = near_cores(device_index, machine=machine, bus_ids=bus_ids)
     may = frozenset(allowed) if allowed is not None else allowed_cores()
@@ -161,7 +167,7 @@ def worker_cores(
 
 
 def _share(cores: frozenset[int], sharers: int, place: int, machine: Machine) -> frozenset[int]:
-    """Part `place` of `sharers`, whole physical cores; all of them where there are too few."""
+    """Part `place` of `sharers`, in whole physical cores; all of them if there are too few."""
     physical = sorted({min(machine.siblings(core) & cores) for core in cores})
     if len(physical) < sharers:
         return cores
@@ -173,8 +179,8 @@ def _share(cores: frozenset[int], sharers: int, place: int, machine: Machine) ->
 
 
 def pin_worker(cores: frozenset[int] | None) -> bool:
-    """Pin the calling thread, and those it will start, to these cores. False: it is not pinned, as
-    there are no cores or the system refuses."""
+    """Pin the calling thread, and those that it will start, to these cores. Returns False if there
+    are no cores or the system refuses."""
     pin = getattr(os, "sched_setaffinity", None)
     if pin is None or not cores:
         return False
@@ -186,7 +192,7 @@ def pin_worker(cores: frozenset[int] | None) -> bool:
 
 
 def allowed_cores() -> frozenset[int] | None:
-    """Return the cores that this process may use. None: the system does not say."""
+    """The cores that this process may use. None: the system does not say."""
     affinity = getattr(os, "sched_getaffinity", None)
     return frozenset(affinity(0)) if affinity is not None else None
 

@@ -28,7 +28,7 @@ GPUS_MAX = 1024
 ELEMENTS_MAX = 20_000
 DEPTH_MAX = 64
 VERSIONS = ("1", "2")
-"""NCCL writes 1; RCCL 2, with the same elements where they are read here."""
+"""NCCL writes 1. RCCL writes 2, with the same elements as far as they are read here."""
 
 NVSWITCH_CLASS = "0x068000"
 
@@ -38,7 +38,7 @@ _MASK = re.compile(r"[0-9a-f]{1,8}(,[0-9a-f]{1,8}){0,255}")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of a dump. `nics`: those that share most of its way to the processor."""
+    """One GPU of a dump. `nics`: the network cards that share most of its path to the processor."""
 
     bus_id: str
     host: str
@@ -47,10 +47,10 @@ class Gpu:
     numa: int | None
     cores: frozenset[int] | None
     switch: str
-    """Bus id of the PCI bridge it hangs on; empty: directly on the processor."""
+    """Bus id of the PCI bridge that it is attached to; empty: the processor itself."""
     nics: tuple[str, ...]
     links: tuple[str, ...]
-    """Ends of its NVLinks: a GPU's bus id, or "nvswitch"."""
+    """The other ends of its NVLinks: bus ids of GPUs, or "nvswitch"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,14 @@ class Dump:
     gpus: tuple[Gpu, ...]
 
     def gpu(self, bus_id: str) -> Gpu | None:
-        """None: not in the dump, or in it for several machines that do not agree."""
+        """The GPU with a bus id. None: it is not in the dump, or several machines have it at
+        different places."""
         by_place = {self._near(gpu): gpu for gpu in self.gpus if gpu.bus_id == plain_bus_id(bus_id)}
         return next(iter(by_place.values())) if len(by_place) == 1 else None
 
     def island(self, bus_id: str) -> str:
-        """A name that GPUs of one machine share if NVLink or a processor joins them; empty: not
-        known. Bus ids of the island's first GPU."""
+        """A name that GPUs of one machine share if NVLink or a processor connects them: the bus id
+        of the island's first GPU. Empty: unknown."""
         gpu = self.gpu(bus_id)
         return "" if gpu is None else _islands(self)[self.gpus.index(gpu)]
 
@@ -77,7 +78,7 @@ class Dump:
 
 @functools.lru_cache(maxsize=2)
 def _islands(dump: Dump) -> tuple[str, ...]:
-    """Per GPU of the dump, the name of its island."""
+    """For each GPU of the dump, the name of its island."""
     names = [""] * len(dump.gpus)
     left = set(range(len(dump.gpus)))
     while left:
@@ -104,7 +105,8 @@ def _joined(one: Gpu, other: Gpu) -> bool:
 
 
 def announce(racks: int, ranks_per_rack: int, source: str, *, found: bool) -> None:
-    """Log the racks that rack_mesh chose and why; as a warning if they were `found`, not given."""
+    """Log the racks that rack_mesh chose, and why; as a warning if they were `found` and not
+    given."""
     level = logging.WARNING if found else logging.INFO
     line = 'mend rank=0 rack-mesh racks=%d ranks_per_rack=%d source="%s"'
     logger.log(level, line, racks, ranks_per_rack, source)
@@ -121,8 +123,8 @@ def plain_bus_id(text: str) -> str:
 
 
 def parse_mask(text: str) -> frozenset[int] | None:
-    """Cores of a mask as the kernel writes it, 32 bits a word, the highest first: `3,0000000f`.
-    None: it is none, or an empty one."""
+    """Cores of a mask as the kernel writes it, in words of 32 bits, the highest first:
+    `3,0000000f`. None: it is malformed or empty."""
     text = text.strip().lower()
     if not _MASK.fullmatch(text):
         return None
@@ -133,7 +135,8 @@ def parse_mask(text: str) -> frozenset[int] | None:
 
 
 def read_dump(path: Path, field: str = "NCCL topology dump") -> Dump:
-    """Read a dump. Raises ConfigError, which names `field`, if it cannot be read or is no dump."""
+    """Read a dump. Raises ConfigError, which names `field`, if it cannot be read or is not a
+    dump."""
     try:
         with open_regular(path) as file:
             data = file.read(DUMP_BYTES_MAX + 1)
@@ -245,7 +248,7 @@ class _Reader:
 
 
 def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     return next(
         (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
         min(len(one), len(other)),

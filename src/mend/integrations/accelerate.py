@@ -29,11 +29,11 @@ from mend.status.status import Status
 
 
 class LocalSGD:
-    """`local_sgd_steps`: H, the steps between two exchanges of a parameter. `enabled`: False: does
-    nothing. `config`: in place of `local_sgd_steps`. `options`: further arguments of
-    `mend.session`, such as `optimizer` (its state then travels to racks that join) and `resume`.
+    """`local_sgd_steps`: H, the steps between two exchanges of a parameter. `enabled` False: do
+    nothing. `config`: replaces `local_sgd_steps`. `options`: further arguments of `mend.session`,
+    such as `optimizer` (its state is then sent to racks that join) and `resume`.
 
-    Raises what `mend.session` raises; ConfigError where one torchrun spans several racks.
+    Raises what `mend.session` raises, and ConfigError if one torchrun spans several racks.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LocalSGD:
         self.enabled = enabled
         self.runtime: Runtime | None = None
         self.status: Status | None = None
-        """The last one, after the end."""
+        """The last status, after the end."""
         self._undo = contextlib.ExitStack()
         if enabled:
             config = config_of_rack(config or MendConfig(sync_period_steps=local_sgd_steps))
@@ -73,4 +73,4 @@ class LocalSGD:
                 self.status = self.runtime.status()
 
     def step(self) -> None:
-        """Nothing to do: mend has seen the optimizer's step."""
+        """Does nothing: mend has counted the optimizer's step."""

@@ -27,7 +27,7 @@ from mend.errors import UsageError
 from mend.integrations.membership import Member, Membership, name_at
 
 KEY = "mend"
-"""Of a checkpoint: the folder of the job's state, relative to `default_root_dir`."""
+"""Key in a checkpoint: the folder of the job's state, relative to `default_root_dir`."""
 
 
 class MendCallback(Member, pl.Callback):
@@ -89,7 +89,7 @@ class MendCallback(Member, pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """After the Trainer has collected its own state, and before it writes it."""
+        """Called after the Trainer has collected its own state, and before it writes it."""
         if self._member is None or self.runtime is None or not self._member.checkpoints:
             return
         name = name_at(trainer.global_step)
@@ -107,7 +107,7 @@ class MendCallback(Member, pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """`fit` ends without `on_train_end`, and may be called again."""
+        """Leave at once: `fit` ends without `on_train_end`, and may be called again."""
         if self._member is not None:
             self._member.abort()
 
@@ -123,5 +123,5 @@ def _refuse_monitors(trainer: pl.Trainer) -> None:
 
 
 def callbacks() -> list[pl.Callback]:
-    """What Lightning's entry point `lightning.pytorch.callbacks_factory` gets."""
+    """Lightning's entry point `lightning.pytorch.callbacks_factory`."""
     return [MendCallback()] if joins_from_lightning() else []

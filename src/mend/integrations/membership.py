@@ -1,4 +1,5 @@
-"""What all integrations do: join the job, checkpoint beside the framework's files, and leave."""
+"""What all integrations have in common: they join the job, checkpoint beside the framework's files,
+and leave."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from mend.status.status import Status
 
 
 def name_at(step: int) -> str:
-    """Of the folder with the job's state at a step. Racks meet in a checkpoint by its name."""
+    """Name of the folder with the job's state at a step. Racks recognize a common checkpoint by
+    it."""
     return f"mend-step-{step}"
 
 
 def config_of_rack(config: MendConfig) -> MendConfig:
-    """`config`. Raises ConfigError where one torchrun spans several racks: the framework would wrap
-    the model for all of its ranks."""
+    """`config`, unchanged. Raises ConfigError if one torchrun spans several racks, because the
+    framework would wrap the model for all of its ranks."""
     if config.rack_aware:
         raise ConfigError(
             "rack_aware", True,
@@ -46,26 +48,24 @@ class Membership:
         self.config = config_of_rack(config if config is not None else MendConfig())
         self.options, self.checkpoints = options, checkpoints
         self.runtime: Runtime | None = None
-        """While this rack trains."""
+        """Set while this rack trains."""
         self.status: Status | None = None
-        """The last one, after the end."""
+        """The last status, after the end."""
 
     @property
     def exchanges(self) -> bool:
         return self.config.exchange and self.config.racks > 1
 
     def folder_in(self, path: str | Path) -> Path:
-        """This rack's own folder for what its framework writes: racks may share a file system, and
-        frameworks name their files by the step alone."""
+        """A folder of this rack for the files of its framework: racks may share a file system, and
+        frameworks name their files by the step only."""
         name = f"rack-{self.config.rack_number}"
         return Path(path) if Path(path).name == name else Path(path) / name
 
     def begin(self, model: nn.Module, optimizers: Sequence[Any], resume: Path | None) -> Runtime:
-        """Join. `resume`: where the job's state of the framework's checkpoint is that the model was
-        loaded from; None: it was loaded from none.
-
-        Where that folder is missing a new job begins, with the weights of rack 0.
-        """
+        """Join the job. `resume`: the folder with the job's state that belongs to the framework's
+        checkpoint; None: the model was not loaded from one. If the folder is missing, a new job
+        begins with the weights of rack 0."""
         if resume is not None and not resume.is_dir():
             warnings.warn(
                 f"the checkpoint has no state of a job of mend ({resume} is missing): a new job "
@@ -79,11 +79,9 @@ class Membership:
         return self.runtime
 
     def checkpoint(self, folder: Path) -> None:
-        """Write the job's state into `folder`, right before the framework saves the model.
-
-        Waits for all racks to arrive at their own folder of this name. Training goes on when they
-        do not, with a warning: the framework's checkpoint then has no state of the job.
-        """
+        """Write the job's state into `folder`, directly before the framework saves the model. Waits
+        until all racks have reached their own folder of this name. If they do not, training
+        continues with a warning, and the framework's checkpoint has no state of the job."""
         if self.runtime is None or not (self.exchanges and self.checkpoints):
             return
         try:
@@ -92,7 +90,7 @@ class Membership:
             warnings.warn(f"{folder} gets no state of the job: {error}", stacklevel=3)
 
     def end(self, model: nn.Module) -> None:
-        """Merge what is open and leave; the model then holds the merged weights. Idempotent."""
+        """Merge open work and leave; the model then holds the merged weights. Idempotent."""
         if self.runtime is not None:
             self.runtime, self.status = None, mend_shutdown(model)
 
@@ -105,20 +103,21 @@ class Membership:
 
 
 class Member:
-    """Base of what a framework runs: shows the job."""
+    """Base of the callbacks of frameworks: gives access to the job."""
 
     _member: Membership | None = None
 
     @property
     def runtime(self) -> Runtime | None:
-        """Of the job, while this rack trains."""
+        """The runtime of the job, while this rack trains."""
         return self._member.runtime if self._member else None
 
     @property
     def status(self) -> Status | None:
-        """The last one, after the end: `status.outcome` says whether all work was merged."""
+        """The last status, after the end: `status.outcome` says whether all work was merged."""
         return self._member.status if self._member else None
 
 
 def _write_nothing(folder: Path) -> None:
-    """The framework saves the model, in `folder`'s parent, right after the call that leads here."""
+    """Write the job's state. The framework saves the model in `folder`'s parent directly after the
+    call that leads here."""

@@ -56,8 +56,8 @@ class MendTorchConfig(TorchConfig):
 
 @dataclass
 class _Job:
-    """One start of all racks. Each has a key of its own, so that no process of a former one joins.
-    `addresses`: of the racks."""
+    """One start of all racks. It has a key of its own, so that no process of a former start can
+    join. `addresses`: of the racks."""
 
     name: str
     key: str
@@ -66,7 +66,8 @@ class _Job:
 
 
 class _RackBackend(_TorchBackend):  # type: ignore[misc]  # has no types
-    """Ray makes one per controller. Its workers form one unit of failure."""
+    """Starts racks as Ray's backend. Ray creates one per controller. If a worker fails, Ray starts
+    all of them again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class _RackBackend(_TorchBackend):  # type: ignore[misc]  # has no types
         self._witness: Any = None
 
     def on_start(self, worker_group: Any, backend_config: MendTorchConfig) -> None:
-        """Of all workers, or of one that takes the place of a dead rack of the running job."""
+        """Called for all workers, or for one that replaces a dead rack of the running job."""
         job = self._job
         if isinstance(worker_group, ReplicaGroup) and job is not None:
             rack = worker_group.get_workers()[0].distributed_context.world_rank
@@ -125,25 +126,25 @@ class _RackBackend(_TorchBackend):  # type: ignore[misc]  # has no types
 
 
 class _ReplacedAlone(_RackBackend):
-    """Of racks of one worker: the only replica groups that Ray replaces one by one."""
+    """The same for racks of one worker, the only replica groups that Ray replaces one by one."""
 
     has_replica_groups = True
 
 
 class Witness:
-    """The actor."""
+    """The actor that is the witness."""
 
     def serve(
         self, address: str, racks: int, job_id: str, variables: dict[str, str], key: str
     ) -> None:
-        """Until all racks have left."""
+        """Serve until all racks have left."""
         _take_place(variables, key)
         config = witness_config(address, racks, job_id)
         serve_witness(config, lambda line: print(f"mend witness {line}", flush=True))
 
 
 def _racks_of(worker_group: Any, ranks: int) -> list[ReplicaGroup]:
-    """Consecutive workers, as groups that functions can run in. Raises ConfigError."""
+    """Groups of consecutive workers, in which functions can run. Raises ConfigError."""
     workers = worker_group.get_workers()
     if ranks < 1 or len(workers) % ranks:
         raise ConfigError(
@@ -156,7 +157,7 @@ def _racks_of(worker_group: Any, ranks: int) -> list[ReplicaGroup]:
 
 
 def _free_address(rack: ReplicaGroup) -> str:
-    """On the node of its first worker, where its leader will listen."""
+    """A free address for a rack's leader, on the node of its first worker."""
     return _address(*rack.execute_single(0, get_address_and_port))
 
 
@@ -165,7 +166,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _bind(address: str) -> str:
-    """Where the ranks of a rack listen at `address`, each on its own node."""
+    """The address at which the ranks of a rack listen, each on its own node."""
     if is_loopback(address):
         return address
     everywhere = "[::]" if "[" in address else "0.0.0.0"
@@ -177,7 +178,8 @@ def _key_variables(job: _Job, config: MendTorchConfig) -> dict[str, str]:
 
 
 def _take_place(variables: dict[str, str], key: str) -> None:
-    """In a worker or the witness. The file of `key` is in memory and ends with the process."""
+    """Set variables in a worker or the witness. The file of `key` is in memory and ends with the
+    process."""
     os.environ.update(variables)
     if key:
         file = os.memfd_create("mend-key")

@@ -31,8 +31,8 @@ from mend.integrations.membership import Member, Membership, name_at
 
 
 def with_mend(config: Trainer.Config) -> MendTrainer.Config:
-    """The same configuration, of a MendTrainer. A subclass of `Trainer.Config` is refused with
-    UsageError: derive its trainer from MendTrainer, too."""
+    """The same configuration for a MendTrainer. Raises UsageError for a subclass of
+    `Trainer.Config`: derive its trainer from MendTrainer as well."""
     if type(config) is not Trainer.Config:
         raise UsageError(
             f"with_mend takes a torchtitan.trainer.Trainer.Config, not a {type(config).__name__}: "
@@ -51,9 +51,9 @@ class MendTrainer(Member, Trainer):
 
     _member: Membership
     _model: nn.Module
-    """What mend exchanges, which lives as long as this trainer."""
+    """What mend exchanges. It lives as long as this trainer."""
     step: int
-    """The one in progress; before and after: the last one."""
+    """The status in progress; before and after, the last one."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
@@ -85,7 +85,7 @@ class MendTrainer(Member, Trainer):
         self._member.end(self.model_parts[0])  # where the data were exhausted before
 
     def _begin(self) -> Runtime:
-        """In step `self.step`, of which nothing is done."""
+        """Join the job. Called within step `self.step`, before anything of it is done."""
         loaded = self.step - 1
         resume = self._job_folder(loaded) if loaded else None
         optimizers = list(self.optimizers)
@@ -113,7 +113,8 @@ class MendTrainer(Member, Trainer):
         return step % it.interval == 0 or (step == 1 and it.enable_first_step_checkpoint)
 
     def _job_folder(self, step: int) -> Path:
-        """Inside the trainer's checkpoint of this step, which it deletes when it is old."""
+        """The folder inside the trainer's checkpoint of this step, which the trainer deletes with
+        it."""
         config = self.config
         folder = Path(config.dump_folder, config.checkpoint.folder)
         return folder / f"step-{step}" / name_at(step)
@@ -129,7 +130,7 @@ class RackShare(BaseDataLoader):
         racks: int
 
         def build(self, *, dp_world_size: int, dp_rank: int, **more: Any) -> BaseDataLoader:
-            """Another loader: this class is never made."""
+            """Build the other loader. This class is never instantiated."""
             first = self.rack * dp_world_size
             ranks = dp_world_size * self.racks
             return self.of.build(dp_world_size=ranks, dp_rank=first + dp_rank, **more)

@@ -42,7 +42,7 @@ class MendCallback(Member, TrainerCallback):
     ) -> None:
         self._member = Membership(config, options, checkpoints)
         self._saved: Path | None = None
-        """Of the newest checkpoint of the Trainer that has the job's state."""
+        """The folder with the job's state in the newest checkpoint of the Trainer that has one."""
         self._tokens = 0
 
     def on_init_end(
@@ -76,7 +76,7 @@ class MendCallback(Member, TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Weighs a step by its tokens where the Trainer counts them."""
+        """Weights a step by its tokens if the Trainer counts them."""
         tokens = state.num_input_tokens_seen - self._tokens
         self._tokens = state.num_input_tokens_seen
         if self.runtime is not None and tokens:
@@ -95,7 +95,8 @@ class MendCallback(Member, TrainerCallback):
     def _end_or_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any
     ) -> None:
-        """Before the Trainer evaluates and saves: what it sees then is in step with the job."""
+        """Called before the Trainer evaluates and saves, so that it sees the state of the job at
+        this step."""
         if control.should_training_stop:
             self._member.end(model)
         elif control.should_save and self.runtime is not None:
@@ -132,5 +133,6 @@ class MendCallback(Member, TrainerCallback):
 
 
 def _job_folder(args: TrainingArguments, state: TrainerState) -> Path:
-    """Inside the Trainer's checkpoint of this step, which the Trainer deletes when it is old."""
+    """The folder inside the Trainer's checkpoint of this step, which the Trainer deletes with
+    it."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}" / name_at(state.global_step)

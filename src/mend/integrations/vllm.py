@@ -20,22 +20,22 @@ from mend.following.files import About, newest_version, read_version
 
 
 class Loads(Protocol):
-    """A model of vLLM: takes weights under the names of a checkpoint, and cuts them itself."""
+    """A model of vLLM: it takes weights under the names of a checkpoint, and shards them itself."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> object: ...
 
 
 @dataclass
 class InitInfo:
-    """`folder`: that of `mend follow --to`."""
+    """`folder`: the one of `mend follow --to`."""
 
     folder: str
 
 
 @dataclass
 class UpdateInfo:
-    """`file`: the name of a version in the folder, the same for all workers; empty: the newest,
-    where there is one worker."""
+    """`file`: name of the version in the folder, equal for all workers; empty: the newest, if there
+    is only one worker."""
 
     file: str = ""
 
@@ -53,18 +53,18 @@ class MendWeightTransferEngine:
     _folder: Path | None = None
     _updating = False
     loaded: About | None = None
-    """The version that the model holds; None: that with which it began."""
+    """The version that the model holds; None: the weights that it began with."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         self._folder = Path(init_info.folder)
 
     def start_weight_update(self) -> None:
-        """Nobody may use the model from here on."""
+        """Begin an update. The model must not be used from here on."""
         self._updating = True
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Load a version. The file is read and checked before the model is touched. Raises
-        UsageError out of order, CheckpointError for a damaged file."""
+        """Load a version. The file is read and checked before the model is changed. Raises
+        UsageError if called out of order, CheckpointError for a damaged file."""
         if self._folder is None or not self._updating:
             raise UsageError("receive_weights before init_transfer_engine and start_weight_update")
         name = update_info.file
@@ -76,7 +76,8 @@ class MendWeightTransferEngine:
         self.loaded = about
 
     def finish_weight_update(self) -> None:
-        """The model may be used again. Raises UsageError where it holds half a version."""
+        """End the update; the model may be used again. Raises UsageError if it holds a part of a
+        version."""
         if self.loaded is None:
             raise UsageError("no version was loaded since start_weight_update; load one first")
         self._updating = False
@@ -86,5 +87,5 @@ class MendWeightTransferEngine:
 
     @staticmethod
     def trainer_send_weights(iterator: object, trainer_args: object) -> None:
-        """Raises UsageError: racks send nothing, `mend follow` pulls."""
+        """Raises UsageError: racks do not send, `mend follow` pulls."""
         raise UsageError("mend's racks do not send weights; run `mend follow --to FOLDER`")

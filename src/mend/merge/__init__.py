@@ -1,4 +1,4 @@
-"""merge: many deltas -> one. The names that a configuration may use."""
+"""merge: combines the deltas of the racks, by one of the registered rules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ MERGES: dict[str, Callable[[], Merge]] = {"mean": Average, "rda": Radial}
 
 
 def register(name: str, make: Callable[[], Merge]) -> None:
-    """Let `merge` name a rule of yours, in this process. Every rack must do so, under the same
-    name, before its MendConfig is built. Raises ConfigError for a name that is taken, or that the
-    rule does not have, for an object that is not a rule, and for a `make` that is not called
-    without arguments."""
+    """Register a rule for the setting `merge`, in this process. Every rack must do so, under the
+    same name, before its MendConfig is built. Raises ConfigError if the name is taken or differs
+    from the rule's own, if `make` does not return a rule, or needs arguments."""
     _refuse_arguments(name, make)
     if MERGES.get(name, make) is not make:
         raise ConfigError("merge", name, "is registered already", "Choose another name.")
@@ -40,7 +39,7 @@ def _refuse_arguments(name: str, make: Callable[[], Merge]) -> None:
         rule = f"cannot be made by {getattr(make, '__name__', make)!s} ({error})"
         raise ConfigError("merge", name, rule, "make is called without arguments.") from error
     except ValueError:
-        pass  # written in C, says nothing of its arguments
+        pass  # written in C, without a signature
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The weighted mean. Element-wise, in the order given; never peers, clocks, files.
+"""The weighted mean. Element-wise, in the order given. Uses no peers, clocks or files.
 
 Legend: N elements of a block.
 """
@@ -15,12 +15,12 @@ from mend.errors import ensure
 
 
 class Average:
-    """sum_m weight_m * delta_m. The weights sum to one already: shares, made by the protocol."""
+    """sum_m weight_m * delta_m. The weights come from the log and sum to about one."""
 
     name = "mean"
 
     def __init__(self) -> None:
-        # fp64 scratch, one pair per worker that is at it: fresh memory for every block would cost
+        # fp64 scratch, one pair per busy worker, because fresh memory for every block would cost
         # more than the sums. list.pop and append are atomic, so workers may share an Average.
         self._idle: list[tuple[Tensor, Tensor]] = []
 
@@ -71,15 +71,15 @@ class Made:
 
 
 def _half_of_sum(first_N: Tensor, second_N: Tensor, out_N: Tensor) -> bool:
-    """The same bits for two racks of equal weight, in a third of the time: fl32((a + b) / 2).
+    """Write fl32((a + b) / 2): the same bits for two racks of equal weight, in a third of the time.
 
     fp64 has more than twice the digits of fp32, so rounding a sum to fp64 and then to fp32 gives
-    what rounding it to fp32 gives (Figueroa 1995), and halving is exact: of a sum below 2^-125,
-    where it is not, both ways round the exact a + b once. Only if a + b leaves the range of fp32
-    and its half does not, this fails: it returns False, and `out_N` has to be written again.
+    the same as rounding it to fp32 (Figueroa 1995). Halving is exact, except for a sum below
+    2^-125; then both ways round the exact a + b once. Only if a + b exceeds the range of fp32 and
+    its half does not, the bits differ: then it returns False, and `out_N` has to be written again.
     """
     torch.add(first_N, second_N, out=out_N)
     out_N.mul_(0.5)
-    # Infinity and NaN survive every product and addition. A square may overflow where the number
-    # does not; then both ways are gone, with the same bits.
+    # Infinity and NaN survive every product and addition. A square may overflow although the number
+    # does not; then the caller computes the same bits again.
     return math.isfinite(out_N.dot(out_N).item())

@@ -1,10 +1,10 @@
-"""Radial-directional averaging, tensor by tensor: the mean length in the mean direction. Touches
-tensors; never peers, clocks, files.
+"""Radial-directional averaging, tensor by tensor: the mean length in the mean direction. Uses no
+peers, clocks or files.
 
     RDA = (sum_m w_m |v_m|) phi(sum_m w_m phi(v_m)),  phi(x) = x / |x|      (2604.21428)
 
-Deltas that are nearly orthogonal shrink to 1 / sqrt(M) of their length under the plain mean; here
-they do not. It is a weighted sum, whose weights follow from the lengths and angles of the tensor.
+The plain mean of nearly orthogonal deltas has only 1 / sqrt(M) of their length; this rule keeps it.
+It is a weighted sum whose weights follow from the lengths and angles of the deltas.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Radial(Average):
         return gram_of(delta_N)
 
     def factors(self, gram: Gram, weight: Sequence[float]) -> tuple[float, ...]:
-        """The weights themselves where there is no direction, no finite number, or one delta."""
+        """The factors f_m. They are the plain weights for a single delta, without a direction, or
+        if a number is not finite."""
         plain, members = tuple(weight), range(len(weight))
         if len(plain) == 1 or BIN_WRONG in gram.bins:
             return plain

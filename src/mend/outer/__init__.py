@@ -1,4 +1,4 @@
-"""outer: anchor + merged delta -> next anchor. The names a configuration may use."""
+"""outer: makes the next anchor from the merged delta, by one of the registered optimizers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ STATES_MAX = 8
 
 
 def register(name: str, make: Make) -> None:
-    """Let `outer_optimizer` name a rule of yours, in this process. Every rack must do so, under the
-    same name, before its MendConfig is built. Raises ConfigError for a name that is taken, or that
-    the rule does not have, for states that cannot be kept, and for a `make` that is not called with
+    """Register an optimizer for the setting `outer_optimizer`, in this process. Every rack must do
+    so, under the same name, before its MendConfig is built. Raises ConfigError if the name is taken
+    or differs from the optimizer's own, if its states cannot be kept, or if `make` does not take
     three arguments."""
     _refuse_arguments(name, make)
     made = make(1.0, 0.0, 0)
@@ -32,7 +32,7 @@ def register(name: str, make: Make) -> None:
         raise ConfigError("outer", name, "is registered already", "Choose another name.")
     kept: tuple[Sequence[str], ...] = (made.states, make(1.0, 0.5, 0).states)
     for states in kept:
-        if isinstance(states, str):  # else each letter were a state
+        if isinstance(states, str):  # otherwise each letter would be a state
             rule = f"has states {states!r}, which is a string"
             raise ConfigError("outer", name, rule, f"Write a tuple: ({states!r},).")
         if len(set(states)) < len(states) or len(states) > STATES_MAX:
@@ -49,7 +49,7 @@ def _refuse_arguments(name: str, make: Make) -> None:
         remedy = "make is called with (lr, momentum, ramp)."
         raise ConfigError("outer", name, rule, remedy) from error
     except ValueError:
-        pass  # written in C, says nothing of its arguments
+        pass  # written in C, without a signature
 
 
 __all__ = ["OUTERS", "Make", "Nesterov", "OuterOptimizer", "Rates", "Replace", "register"]

@@ -1,4 +1,5 @@
-"""Anchor + merged delta -> next anchor. Element-wise fp32, multiply and add as two roundings."""
+"""The interface of outer optimizers. They work element by element in fp32, and round every product
+and every sum."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 
 class Rates(NamedTuple):
-    """Of one round's step; all are fp32."""
+    """The numbers of one outer step; all are fp32."""
 
     lr: float
     momentum: float = 0.0
@@ -22,31 +23,31 @@ class Rates(NamedTuple):
     more: tuple[float, ...] = ()
     """Further numbers for `block`."""
     stretch: float = 1.0
-    """How much longer the merged delta should be, as racks that made unequal numbers of steps are
-    in it; at least 1. mend sets it after `rates`; `block` may use it or not."""
+    """Factor that corrects the length of the merged delta of racks that made unequal numbers of
+    steps; at least 1. mend sets it after `rates`. `block` may ignore it."""
 
 
 class OuterOptimizer(Protocol):
-    """One instance serves all fragments and several threads, so it keeps nothing from call to call:
-    what a step hands on to the next is in the state vectors.
+    """One instance serves all fragments and several threads, so it must not keep anything between
+    calls: what a step passes on to the next is in the state vectors.
 
-    Equal inputs give equal bits on every machine, wherever a vector is cut into blocks: element by
-    element, every product and sum rounded to fp32 by itself, no library function whose last bit
-    differs between processors.
+    Equal inputs must give equal bits on every machine, wherever a vector is divided into blocks. So
+    it works element by element, rounds every product and sum to fp32, and calls no library function
+    whose last bit differs between processors.
     """
 
     name: str
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Names of the fp32 vectors that an anchor has beside its values, as long as these and zero
-        at first. They have the anchor's version, are in its digest, and travel with it to racks
-        that join and into checkpoints."""
+        """Names of the fp32 vectors that an anchor has besides its values. They have the length of
+        the values and begin with zeros. They belong to the anchor's version and digest, and go with
+        it to joining racks and into checkpoints."""
 
     def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
-        """Of the step of a fragment that has merged `rounds` before, by a merge that is `part` of a
-        round, at most 1. `plain`: it is to be the mean of what the racks hold, as one rack is in it
-        and no other trains, or as no training follows."""
+        """The rates of a step, for a fragment that has merged `rounds` before and a merge that
+        counts as `part` of a round, at most 1. `plain`: the result must be the mean of what the
+        racks hold, because only one rack trains, or no training follows."""
 
     def block(
         self,
@@ -57,5 +58,5 @@ class OuterOptimizer(Protocol):
         states_out_N: Sequence[Tensor],
         rates: Rates,
     ) -> None:
-        """Write all of the next anchor and of its states, which are in the order of `states`.
-        Inputs are left as they are; delta_N may be used as scratch. Outputs overlap no input."""
+        """Write the whole next anchor and its states, in the order of `states`. Must not change its
+        inputs, except that delta_N may be used as scratch. Outputs do not overlap inputs."""

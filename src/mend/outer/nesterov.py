@@ -22,20 +22,20 @@ class Nesterov:
     """b <- mu b + Delta;  A' = A - lr (Delta + mu b).   Every product and every sum is rounded to
     fp32.
 
-    A merge that is the part s of a round, as racks are missing that train, makes that part of the
-    step: b <- (1 - s (1 - mu)) b + s Delta;  A' = A - (s lr) (Delta + mu b), so that rounds with
-    parts of 1 in all do what one round of all racks does.
+    If racks that train are missing, a merge counts as the part s of a round and makes that part of
+    the step: b <- (1 - s (1 - mu)) b + s Delta;  A' = A - (s lr) (Delta + mu b). So rounds whose
+    parts add up to 1 do the same as one round of all racks.
 
-    Racks that made unequal numbers of steps have a `stretch` f > 1, by which the delta counts more
-    in the step: A' = A - (s lr) (f Delta + mu b). In b it does not: momentum adds up some ten
-    merges, and such a mean is noisier than that of racks in step.
+    If the racks made unequal numbers of steps, `stretch` f > 1 increases the weight of the delta in
+    the step: A' = A - (s lr) (f Delta + mu b). It does not change b: momentum adds up about ten
+    merges, and the mean of such racks is noisier.
 
-    A rack that is alone gains nothing from momentum, and a merge of nothing but last offers loses
-    by it, as no rack trains after its step: A' = A - s Delta there, and b stays as it is.
+    A rack that trains alone gains nothing from momentum. A merge of only last offers loses by it,
+    because no training follows. In both cases A' = A - s Delta, and b does not change.
 
     With `ramp` = c > 0 the momentum rises with the rounds k that the fragment has merged before:
-    mu = min(k / (k + c), momentum). lr and mu are rounded to fp32 once, here. With momentum 0 none
-    is kept and A' = A - lr Delta.
+    mu = min(k / (k + c), momentum). lr and mu are rounded to fp32 once, here. With momentum 0 there
+    is no b, and A' = A - lr Delta.
     Source: Decoupled DiLoCo (arXiv 2604.21428); lr 1, mu 0 is plain averaging of the racks. The
     ramp: docs/internals/quality.md.
     """
@@ -83,15 +83,14 @@ class Nesterov:
         states_out_N: Sequence[Tensor],
         rates: Rates,
     ) -> None:
-        """`delta_N` is used up."""
+        """See `OuterOptimizer.block`. Overwrites `delta_N`."""
         ensure(
             len(states_N) == len(self.states),
             "another number of state vectors",
             given=len(states_N),
         )
-        for b_N, b_out_N in zip(
-            states_N, states_out_N, strict=True
-        ):  # with momentum one, else none
+        # With momentum there is one state, otherwise none.
+        for b_N, b_out_N in zip(states_N, states_out_N, strict=True):
             torch.mul(b_N, rates.decay, out=b_out_N)  # a product with 1 changes no bit
             if rates.share == 1:
                 b_out_N.add_(delta_N)

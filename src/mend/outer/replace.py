@@ -1,5 +1,5 @@
-"""The merged value itself, or a part of the way there, for fragments whose offers are values and no
-deltas."""
+"""Moves the anchor to the merged value, completely or in part, for fragments whose offers are
+values and not deltas."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mend.outer.base import Rates
 
 
 class Replace:
-    """A' = A + s (M - A), where M is what was merged and s the part of the racks that are in it, so
-    that one rack does not replace the average of all. A' = M where all are. Every product and sum
-    is rounded to fp32."""
+    """A' = A + s (M - A), where M is the merged value and s the fraction of the racks that it is of
+    (`Numerics.rates` sets it as lr), so that one rack does not replace the average of all. If all
+    racks are in it, A' = M. Every product and sum is rounded to fp32."""
 
     name = "replace"
     states = ()

@@ -1,4 +1,4 @@
-"""A bounded queue to a slow writer; a gap stands for items that did not fit."""
+"""A bounded queue to a slow writer. Items that do not fit are replaced by a gap."""
 
 from __future__ import annotations
 

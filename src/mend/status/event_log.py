@@ -1,4 +1,4 @@
-"""Records events in JSONL files and the log, in threads of its own.
+"""Records events in JSONL files and in the log, in separate threads.
 
 A full disk loses events and a log without a reader loses lines, but training never waits. Lines of
 the log have one grammar:
@@ -20,12 +20,12 @@ from mend.status.loudness import Loudness
 from mend.status.wall_clock import wall_ns
 
 FOLLOWER = "events-follower.jsonl"
-"""Values of followers of the merged model."""
+"""The file with the values that followers of the merged model record."""
 
 
 class EventLog:
-    """Writes `events-rack{r}-rank{k}.jsonl` and the log, in a thread each; without a directory only
-    the log.
+    """Writes `events-rack{r}-rank{k}.jsonl` and the log, each in its own thread. Without a
+    directory it writes only the log.
 
     A rack that is started again appends to the file of its former life, from its own `start` on.
     """
@@ -82,7 +82,7 @@ class EventLog:
 
 
 def append_values(folder: Path, step: int, values: dict[str, float | str]) -> None:
-    """Append what a follower has measured of the merged model to the events of a job. Raises
+    """Append a follower's measurements of the merged model to the events of a job. Raises
     OSError."""
     now_ns = wall_ns()
     line = encode_line(Timed(now_ns, ValuesRecorded(step, 0, now_ns, values)))

@@ -1,4 +1,4 @@
-"""Writes events as lines of JSON, in its own thread.
+"""Writes events as lines of JSON, in a separate thread.
 
 A disk that is full or hangs delays no other thread: up to QUEUE_MAX events wait, and writing
 continues once there is space. A removed file is detected and created again.
@@ -29,7 +29,7 @@ QUEUE_MAX = 10_000
 
 BATCH = 256
 BYTES_MAX = 256 << 20
-"""Limit of one process: the file and its older half beside it. Beyond it the older half is
+"""Limit of the file of one process and its older half together. Beyond it the older half is
 deleted."""
 
 RETRY_S = 1.0
@@ -134,6 +134,8 @@ class _File:
         raw = self._open()
         if self._regular and self._size and self._size + len(data) > self._half_bytes:
             raw = self._halve()
+        elif self._regular and not self._size and not data.startswith(self._first):
+            data = self._first + data  # the disk was full when the file was halved
         self._put(raw, data)
 
     def gone(self) -> bool:
@@ -147,7 +149,7 @@ class _File:
         return self._removed
 
     def again(self, line: bytes) -> None:
-        """Make a new file, with the first line and this one."""
+        """Create the file again, with the first line and this one."""
         self.close()
         self._put(self._open(), self._first + line)
         self._removed = False

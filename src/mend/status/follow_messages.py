@@ -1,10 +1,10 @@
-"""Messages for those who follow the merged model from outside: a question, and the decided versions
-since the last answer. No machine of the job reads them.
+"""The messages of followers of the merged model: a question, and the decided versions since the
+last answer. No machine of the job reads them.
 
     follower --Follow--> leader or witness --Followed--> follower
 
-They share the magic and the version of the status messages. Their view of the log has no
-incarnation of a member, with which messages of racks could be forged.
+They share magic and version with the status messages. They contain no incarnation of a member,
+because with one the messages of a rack could be forged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
 class Follow(WireStruct, frozen=True, tag=3):
-    """`lineage`, `index`: how far the follower has read the log; empty and 0: not at all."""
+    """`lineage`, `index`: how far the follower has read the log; empty and 0: nothing yet."""
 
     job: JobName
     lineage: Hex = ""
@@ -40,15 +40,15 @@ class CommitSeen(WireStruct, frozen=True):
     fragment: U16
     version: Count
     digests: Digests
-    """Per rank of a rack."""
+    """By rank of a rack."""
     step: Count
-    """The newest step that a member had captured."""
+    """The newest step at which a member captured."""
     tokens: Count
-    """Of the members' work in it."""
+    """Tokens of the members' work in it."""
 
 
 class RackLanes(WireStruct, frozen=True):
-    """A rack that has a seat: where its leader answers, and where its ranks serve."""
+    """A rack with a seat: the address of its leader, and the lanes of its ranks."""
 
     rack: U16
     address: Where
@@ -64,31 +64,31 @@ class Followed(WireStruct, frozen=True, tag=4):
     lineage: Hex
     """Empty: the job has not begun."""
     knows: bool
-    """Whether this process knows the lineage of the question: what it says is that one, or
-    younger."""
+    """Whether this process knows the lineage of the question. If so, its own is that one or a newer
+    one."""
     index: Count
-    """Records that `commits` reach to."""
+    """The record up to which `commits` or `versions` go."""
     decided: Count
     over: bool
     racks: Annotated[tuple[RackLanes, ...], Meta(max_length=64)]
     step: Count
-    """The newest captured step that is merged."""
+    """The newest captured step whose work is merged."""
     commits: Annotated[tuple[CommitSeen, ...], Meta(max_length=4096)] = ()
-    """After the index that was asked for."""
+    """The commits after the index of the question."""
     versions: Versions = ()
-    """Of every fragment at `index`; empty: `commits` has all that is new to the follower."""
+    """Versions of all fragments at `index`; empty: `commits` has everything that is new."""
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)] = ()
-    """Of these versions, per fragment and rank."""
+    """Digests of these versions, by fragment and rank."""
 
 
 class Piece(WireStruct, frozen=True):
-    """The elements of one tensor in a rank's part of a fragment: [start, stop) of the box at `at`
-    of shape `box`, row-major."""
+    """The elements of one tensor in a rank's part of a fragment: elements [start, stop), row-major,
+    of the box of shape `box` at `at`."""
 
     name: Text
     dtype: Text
     shape: Shape
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     box: Shape
     at: Shape
     start: Count
@@ -96,8 +96,8 @@ class Piece(WireStruct, frozen=True):
 
 
 class Part(WireStruct, frozen=True):
-    """What a rank owns of a fragment: its pieces end to end. `moving`: of running statistics, which
-    are zeros before their first average."""
+    """The part of a fragment that a rank owns: its pieces, end to end. `moving`: whether they are
+    running statistics, which are zero before their first average."""
 
     fragment: U16
     pieces: tuple[Piece, ...]
@@ -105,7 +105,7 @@ class Part(WireStruct, frozen=True):
 
 
 class Parts(WireStruct, frozen=True):
-    """Of one rank: all fragments that belong to the model."""
+    """The parts of one rank, for all fragments that belong to the model."""
 
     rank: U16
     ranks: U16
@@ -124,7 +124,7 @@ def encode_follow(follow: Follow) -> bytes:
 
 
 def encode_followed(followed: Followed) -> bytes:
-    """Raises WireError for a frame over the limit."""
+    """Encode an answer. Raises WireError if the frame exceeds the limit."""
     frame = wire.framed(_encoder.encode(followed), HEAD)
     if len(frame) > ANSWER_BYTES_MAX:
         raise WireError(f"{len(frame)} bytes for a follower; the limit is {ANSWER_BYTES_MAX}")
@@ -132,12 +132,12 @@ def encode_followed(followed: Followed) -> bytes:
 
 
 def decode_asked(frame: bytes) -> Look | Follow:
-    """What a client asks. Raises WireError and nothing else, whatever the bytes."""
+    """Decode the question of a client. Raises WireError and nothing else, whatever the bytes."""
     body = wire.body_of(frame, HEAD, LOOK_BYTES_MAX)
     try:
         found: Look | Follow = _asked.decode(body)
     except _ERRORS as error:
-        raise WireError(f"not a word of observers: {error}") from error
+        raise WireError(f"not a message of status clients: {error}") from error
     return found
 
 
@@ -147,7 +147,7 @@ def decode_followed(frame: bytes) -> Followed:
     try:
         return _followed.decode(body)
     except _ERRORS as error:
-        raise WireError(f"no answer for a follower: {error}") from error
+        raise WireError(f"not an answer for a follower: {error}") from error
 
 
 def encode_parts(parts: Parts) -> bytes:
@@ -159,4 +159,4 @@ def decode_parts(data: bytes | memoryview) -> Parts:
     try:
         return _parts.decode(data)
     except _ERRORS as error:
-        raise WireError(f"no layout of a rank: {error}") from error
+        raise WireError(f"not a layout of a rank: {error}") from error

@@ -1,7 +1,7 @@
-"""Decides which loud events are shown: those on which a person should act.
+"""Decides which loud events are shown: those that a person should act on.
 
 Slightly longer steps and single waits are part of a healthy run, above all on shared machines. They
-are recorded, and shown only if they cost something.
+are always recorded, but shown only if they cost enough.
 """
 
 from __future__ import annotations

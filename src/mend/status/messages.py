@@ -1,11 +1,12 @@
-"""Status messages: what a client asks a process, and the answer. No machine of the job reads them.
+"""The messages of status clients: a question to a process, and its answer. No machine of the job
+reads them.
 
     client --Look--> leader or witness --JobStatus--> client
 
-The frames have their own magic and version, so they are distinguished before anything is decoded
-and reach no machine and no tape. A `JobStatus` is a whole, current state, like every message: of
+The frames have their own magic and version, so they are recognized before anything is decoded and
+reach neither a machine nor a tape. Like every message, a `JobStatus` is a whole, current state: of
 the asked process and, as far as it knows them, of the others. Its size limit does not grow with the
-job; what does not fit is counted.
+job; what does not fit is only counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HEAD = b"mno" + bytes([VERSION])
 LOOK_BYTES_MAX = 256
 VIEW_BYTES_MAX = 256 << 10
 SHOWN_MAX = 64
-"""Most ranks, rounds in flight and versions in a JobStatus."""
+"""Limit of the ranks, rounds in flight and versions in a JobStatus."""
 
 TEXT_BYTES_MAX = 240
 
@@ -38,7 +39,7 @@ _UNPRINTED = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
 Short = Annotated[str, Meta(max_length=TEXT_BYTES_MAX, pattern=rf"^[^{_UNPRINTED}]*\Z")]
 JobName = Annotated[str, Meta(max_length=64, pattern=rf"^[^{_UNPRINTED}]*\Z")]
 Known = Annotated[int, Meta(ge=-1, le=2**62)]
-"""-1: the asked process does not know."""
+"""-1: the asked process does not know it."""
 
 
 class Look(WireStruct, frozen=True, tag=1):
@@ -206,10 +207,10 @@ def encode_look(look: Look) -> bytes:
 
 
 def encode_view(view: JobStatus) -> bytes:
-    """Encode a status. Raises WireError for a frame over the limit."""
+    """Encode a status. Raises WireError if the frame exceeds the limit."""
     frame = wire.framed(_encoder.encode(view), HEAD)
     if len(frame) > VIEW_BYTES_MAX:
-        raise WireError(f"a view of {len(frame)} bytes exceeds the limit of {VIEW_BYTES_MAX}")
+        raise WireError(f"a status of {len(frame)} bytes exceeds the limit of {VIEW_BYTES_MAX}")
     return frame
 
 
@@ -219,7 +220,7 @@ def decode_view(frame: bytes) -> JobStatus:
     try:
         return _views.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
-        raise WireError(f"not a word of observers: {error}") from error
+        raise WireError(f"not a message of status clients: {error}") from error
 
 
 def short(text: str) -> str:

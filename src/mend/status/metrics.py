@@ -1,6 +1,6 @@
-"""Metrics: what `Status` and `JobStatus` say, as named numbers.
+"""Converts `Status` and `JobStatus` to metrics: named numbers.
 
-`samples_of_rank` and `samples_of_job` are pure. `flat` is for loggers of a training loop;
+`samples_of_rank` and `samples_of_job` are pure. `flat` is for the loggers of training loops;
 `metrics_server` serves the same samples to Prometheus.
 """
 
@@ -18,7 +18,7 @@ PREFIX = "mend"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`kind`: a counter only grows during a process's life. `labels`: names of the labels."""
+    """`kind`: a counter never decreases during the life of a process. `labels`: their names."""
 
     kind: Literal["gauge", "counter"]
     meaning: str
@@ -27,7 +27,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number. `labels`: values for the labels of METRICS[name], in their order."""
+    """One number. `labels`: values of the labels of METRICS[name], in their order."""
 
     name: str
     value: float
@@ -156,7 +156,7 @@ def _data(rows: DataRows | DataSeen | None) -> Iterator[Sample]:
 
 
 def _verdicts(slow: tuple[SlowRack, ...]) -> Iterator[Sample]:
-    """At most one per rack and comparison: the worst."""
+    """The greatest ratio of each rack, comparison and cause."""
     worst: dict[tuple[str, ...], float] = {}
     for each in slow:
         key = (str(each.rack), each.against, each.cause)
@@ -166,7 +166,7 @@ def _verdicts(slow: tuple[SlowRack, ...]) -> Iterator[Sample]:
 
 
 def samples_of_job(view: JobStatus) -> Iterator[Sample]:
-    """Samples of OF_JOB; of the witness also what the racks take from `Status`."""
+    """Samples of OF_JOB. For the witness, also those that racks take from `Status`."""
     plain = {
         "coordinates": view.coordinates,
         "ballot": view.ballot,
@@ -192,7 +192,7 @@ def samples_of_job(view: JobStatus) -> Iterator[Sample]:
 
 
 def _of_rack(rack: RackSeen) -> Iterator[Sample]:
-    """Without the values that the process does not know."""
+    """Samples of one rack, without the values that the process does not know."""
     known = {
         "rack_live": rack.live,
         "rack_step": rack.step if rack.step >= 0 else None,

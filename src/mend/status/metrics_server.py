@@ -1,4 +1,4 @@
-"""Serves metrics to Prometheus over HTTP, in threads of its own.
+"""Serves metrics to Prometheus over HTTP, in separate threads.
 
 A scrape reads what other threads have published. It runs on neither the training thread nor the
 loop thread.
@@ -19,11 +19,12 @@ PACKAGE = "prometheus-client"
 class MetricsServer:
     """Listens from its construction to `close`.
 
-    `host`: empty: the loopback interface. `labels`: of every sample, unless it has one of that name
-    itself. `look`: the samples of this moment, with distinct names and labels; any thread.
+    `host`: empty: the loopback interface. `labels`: added to every sample that has no label of the
+    same name. `look`: returns the current samples, with distinct names and labels; any thread may
+    call it.
 
-    Raises AddressInUse for a taken port; ConfigError for an address where this process cannot
-    listen, or without the package.
+    Raises AddressInUse if the port is taken, ConfigError if this process cannot listen at the
+    address or the package is missing.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class MetricsServer:
             raise _refusal(host or LOOPBACK, port, error) from error
 
     def collect(self) -> Iterator[object]:
-        """The families of Prometheus, for one scrape."""
+        """The metric families of one scrape; Prometheus calls it."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
         by_name: dict[str, list[Sample]] = {}
@@ -65,7 +66,7 @@ class MetricsServer:
 
 
 def without_package(port: int) -> ConfigError:
-    """The error where the package is not installed."""
+    """The error if the package is not installed."""
     rule = f"needs the package {PACKAGE}, which is not installed"
     return ConfigError("metrics_port", port, rule, f"Run `pip install {PACKAGE}`, or set 0.")
 
@@ -80,5 +81,5 @@ def _refusal(host: str, port: int, error: OSError) -> AddressInUse | ConfigError
     if error.errno == errno.EACCES:
         rule, remedy = f"this user may not listen at it ({error.strerror})", "Use 1024 or more."
         return ConfigError("metrics_port", port, rule, remedy)
-    rule = f"is no address of this machine ({error.strerror or error})"
+    rule = f"is not an address of this machine ({error.strerror or error})"
     return ConfigError("metrics_host", host, rule, "Use 0.0.0.0 for all of them, or leave it out.")

@@ -1,8 +1,8 @@
 """Answers status clients, and keeps recent notes for them.
 
-Loop thread only. Reads the machines and never changes them. The cost of clients is bounded: a view
-is made at most every VIEW_KEPT_NS, sent at most ANSWERS_PER_SECOND_MAX times a second to all
-clients together, and dropped for a connection that does not read.
+Loop thread only. Reads the machines and never changes them. The cost of clients is bounded: a
+status is made at most every VIEW_KEPT_NS, all clients together get at most ANSWERS_PER_SECOND_MAX
+answers a second, and answers to a connection that does not read are dropped.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WINDOW = 6
 
 class StatusServer:
     """`view(ended)` makes the status, `followed(follow)` the answer to a follower of the merged
-    model, `reply(route, frame)` sends them, `refuse` counts frames that are not a valid request for
-    this job, `note` is the recorder's."""
+    model. `reply(route, frame)` sends them. `refuse` counts frames that are not a valid request for
+    this job. `note` records events."""
 
     def __init__(
         self,
@@ -136,7 +136,8 @@ class Recent:
         self._notes.append(self._look())
 
     def span(self) -> tuple[Note, Note]:
-        """(then, now): up to WINDOW seconds apart. Before the first step is not counted."""
+        """(then, now): up to WINDOW seconds apart. The time before the first step does not
+        count."""
         now = self._look()
         then = next((note for note in self._notes if note.step > 0), now)
         return then, now

@@ -1,4 +1,4 @@
-"""Status: the state of a rank at one moment."""
+"""The status of a rank at one moment."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from mend.coordination.slow import OWN_PAST, PEERS
 
 @dataclass(frozen=True, slots=True)
 class TokenLedger:
-    """Tokens of this rank, averaged over fragments: merged + open + discarded = trained."""
+    """Tokens that this rank has trained, averaged over fragments: merged + open + discarded."""
 
     merged: float
     open: float
-    """Trained since the last merged capture: still in this rack's weights, in the next offer."""
+    """Trained since the last merged capture: they are in this rack's weights, and in its next
+    offer."""
     discarded: float
-    """Given up by apply_mode overwrite; 0 under carry."""
+    """Given up by apply_mode overwrite; 0 with carry."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataRows:
-    """Rows of a `DataLedger`, as the log has them: done + open + left are all of them."""
+    """Rows of a `DataLedger` according to the log. Their total is done + open + left."""
 
     done: int
-    """Their work is merged into all fragments. What a codec left out is still owed by the rack, and
-    lost if it dies."""
+    """Their work is merged into all fragments, except for what a codec left out. The rack sends
+    that later; it is lost if the rack dies."""
     open: int
-    """Given to a rack, not done."""
+    """Given to a rack and not done."""
     left: int
-    """No rack has them."""
+    """Given to no rack."""
     given_again: int
-    """Given out again after a rack had lost its seat."""
+    """Given out again because a rack lost its seat."""
     done_by_epoch: tuple[int, ...]
-    """Per epoch. Racks may begin one while others still train rows of the one before."""
+    """Rows that are done, per epoch. Racks may begin an epoch while others still train rows of the
+    one before."""
 
     @property
     def epoch(self) -> int:
@@ -51,7 +53,7 @@ class DataRows:
 
     @property
     def of_epoch(self) -> str:
-        """How much of that epoch is done, as text."""
+        """The progress in that epoch, as text."""
         epochs = len(self.done_by_epoch)
         if epochs == 1:
             return "one epoch"
@@ -77,9 +79,9 @@ class SlowRack:
 
     rack: int
     rank: int
-    """The slowest of its ranks; where `cause` is known, the one to blame."""
+    """The slowest of its ranks; if `cause` is known, the rank to blame."""
     against: str
-    """ "own past" or "peers", which are the median of the other racks."""
+    """ "own past" or "peers", the median of the other racks."""
     since_step: int
     ratio: float
     """Step time per token over that of its past, or of its peers."""
@@ -88,10 +90,10 @@ class SlowRack:
     cause: str = ""
     """compute, link, input or unknown; empty: not validated (yet)."""
     link_to: int | None = None
-    """The rack at the other end, where a link is the cause."""
+    """The rack at the other end, if a link is the cause."""
     of_link: bool = False
-    """Its steps are as fast as they were: what takes longer, by `ratio` per byte, are the pulls of
-    rack `link_to`, rank `rank` there, from it. `since_step` is one of rack `link_to`."""
+    """Whether a link is slow and not the steps of the rack: pulls from it by rank `rank` of rack
+    `link_to` take `ratio` times as long per byte. `since_step` is a step of rack `link_to`."""
 
 
 def slow_rack(verdict: FailSlow) -> SlowRack:
@@ -110,7 +112,7 @@ def slow_rack(verdict: FailSlow) -> SlowRack:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A moment of one rank. Times are wall milliseconds of the training thread."""
+    """The state of one rank. Times are wall-clock milliseconds of the training thread."""
 
     rack: int
     rank: int
@@ -128,37 +130,37 @@ class Status:
     racks_merged: tuple[int, ...]
     """Members of the newest commit."""
     closed_by: str
-    """Why the newest commit's round did not wait longer: as `reason` in the log's line of it."""
+    """Why the round of the newest commit did not wait longer: the `reason` of its event."""
     stall_ms_total: float
     stall_ms_last: float
     host_bytes: int
-    """Memory for anchors, offers and rounds in flight, page-locked where the model is on a GPU."""
+    """Memory for anchors, offers and rounds in flight; page-locked if the model is on a GPU."""
     device_bytes_peak: int
-    """Most memory of the GPU that mend has taken at once; 0 on the CPU."""
+    """Peak of the GPU memory that mend has used; 0 on the CPU."""
     bytes_sent: int
     bytes_received: int
     anchor_digest: str
-    """sha256 over version and digests of every fragment; equal on all racks at equal versions."""
+    """sha256 over the version and digests of every fragment. Racks at equal versions have equal
+    ones."""
     waiting: tuple[str, ...]
-    """Why open rounds do not close, as the coordinator says; empty when nothing waits."""
+    """Why open rounds do not close, according to the coordinator; empty if nothing waits."""
     async_tp: str
-    """ "off", "on: N fused matmul-collectives", or "not active: " and why."""
+    """ "off", "on: N fused matmul-collectives", or "not active: " and the reason."""
     frames_refused: int
     events_lost: int
-    """Events that are not in the file: lost, or still waiting."""
+    """Events that are not in the file: lost, or waiting while it cannot be written."""
     last_error: str = ""
     outcome: str = "running"
-    """How this rank left the job, one of `WORDS` in `engine/state/outcome.py`: "merged" when all
-    that it trained is in the model that every rack holds."""
+    """How this rank left the job, one of `WORDS` in `engine/state/outcome.py`. "merged": all its
+    work is in the model that every rack has."""
     outcome_detail: str = ""
     rounds_by_racks: dict[int, int] = field(default_factory=dict)
-    """racks merged -> rounds, of all rounds that this rank has read."""
+    """Number of racks merged -> number of such rounds, of all rounds that this rank has read."""
     rounds_recent: tuple[tuple[int, int], ...] = ()
-    """(racks merged, racks that lived, 0 if that is not known) of the newest rounds, oldest first;
-    at most 20."""
+    """(racks merged, live racks or 0 if unknown) of the newest rounds, oldest first; at most 20."""
     outer_rounds: float = 0.0
-    """Rounds that the fragment of the newest commit had merged before it: what its momentum's ramp
-    goes by."""
+    """Rounds that the fragment of the newest commit had merged before it, by which the momentum
+    ramps up."""
     outer_momentum: float = 0.0
     """Momentum of the newest commit's outer step."""
     codec: str = "float32"
@@ -167,26 +169,27 @@ class Status:
     """Bytes of all offers of weights that this rank has encoded; each is sent to every other
     rack."""
     moment_bytes: int = 0
-    """The same of what is averaged: the optimizer's moments, and running statistics."""
+    """The same for what is averaged: the optimizer's moments, and running statistics."""
     payload_bytes_fp32: int = 0
-    """Bytes that the same offers would have as fp32."""
+    """Size of the same offers as fp32."""
     residual_share: float = 0.0
-    """Part of the newest offer (length over length) that the codec left for a later one."""
+    """Part of the newest offer that the codec left for a later one, as a ratio of lengths."""
     protection: str = "loopback"
-    """What keeps others out: "keys", "loopback" (only this host reaches the rack's port) or
+    """What protects the rack's port: "keys", "loopback" (only this host can reach it), or
     "insecure"."""
     log_lines_lost: int = 0
-    """Lines of the log that were lost: its pipe was full, or closed."""
+    """Lines of the log that were lost because its pipe was full or closed."""
     slow: tuple[SlowRack, ...] = ()
-    """Racks that are slow by the coordinator's verdicts, ascending."""
+    """Racks that are slow according to the coordinator, ascending."""
     joined_state: str = ""
-    """For a rack that joined a running job: "copied from rack 0 at step 124", or "fresh: " and why
-    its optimizer and registered objects began anew; with objects of scope rack, where these are
-    from. Empty: it began with the others."""
+    """For a rack that joined a running job: "copied from rack 0 at step 124", or "fresh: " and the
+    reason why its optimizer and registered objects began anew. With objects of scope rack, also
+    where those are from. Empty: it began with the others."""
     mirror_bytes: int = 0
-    """Memory of this rank for what another rack has registered with scope rack."""
+    """Memory of this rank for the objects that another rack has registered with scope rack."""
     bytes_relayed: int = 0
-    """Bytes that this process has carried between other racks and ranks of its own rack, both ways:
-    with a single port in data_ports, and ranks on several hosts. Not in bytes_sent."""
+    """Bytes that this process has relayed between other racks and ranks of its own rack, in both
+    directions: with a single port in data_ports, and ranks on several hosts. Not included in
+    bytes_sent."""
     data: DataRows | None = None
     """Rows of the data ledger; None: there is none."""

@@ -1,1 +1,2 @@
-"""transport: bytes to peers and back. Owns sockets and their threads; no message, no policy."""
+"""transport: moves bytes between processes. Owns sockets and their threads; knows no messages and
+decides nothing."""

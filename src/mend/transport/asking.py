@@ -1,4 +1,5 @@
-"""Whom a fetch asks next, and how it ends. No sockets: the simulated network asks by it, too."""
+"""Decides which holder a fetch asks next, and how the fetch ends. Pure: the simulated network uses
+it, too."""
 
 from __future__ import annotations
 
@@ -15,24 +16,24 @@ from mend.errors import (
 from mend.types import Address
 
 _TELLING = (ChecksumMismatch, TransferStalled, PeerUnreachable, PayloadGone)
-"""When holders fail in different ways, the caller gets the first of these."""
+"""If holders fail in different ways, the caller gets the error that comes first here."""
 
 
 class Asked(NamedTuple):
-    """How an attempt ended. `verified`: bytes of the fetch that are verified by then."""
+    """How an attempt ended. `verified`: bytes of the whole fetch that are verified by then."""
 
     error: TransportError | None
     verified: int = 0
     culprit: Address | None = None
-    """The holder whose bytes do not have the checksum of the whole: it is not asked again."""
+    """The holder to blame for a wrong checksum of the whole payload. It is not asked again."""
 
 
 Ends = dict[Address, TransportError]
-"""How each holder failed; empty when the payload is in."""
+"""How each holder failed; empty if the payload is complete."""
 
 
 def ask_around(holders: Sequence[Address], verified: int = 0) -> Generator[Address, Asked, Ends]:
-    """Yields the holder to ask next, and is sent how that ended. Holders are asked in turn, again
+    """Yield the holder to ask next, and receive how that ended. Holders are asked in turn, again
     and again while a turn brings verified bytes."""
     left, ends, going_on = list(dict.fromkeys(holders)), Ends(), True
     while left and going_on:
@@ -41,16 +42,16 @@ def ask_around(holders: Sequence[Address], verified: int = 0) -> Generator[Addre
             error, verified, culprit = yield holder
             if error is None:
                 return {}
-            if culprit is not None:  # perhaps one that has said "gone" after its first chunks
+            if culprit is not None:  # perhaps one that answered "gone" after its first chunks
                 ends[culprit] = error
                 left = [each for each in left if each != culprit]
-                going_on = True  # the others have given nothing wrong
+                going_on = True  # the others have sent no wrong bytes
                 continue
             if isinstance(error, ChecksumMismatch) and not isinstance(
                 ends.get(holder), ChecksumMismatch
             ):
-                # It may have dropped the payload and used the buffer again while a chunk was on
-                # its way: ask once more, it will then say "gone".
+                # It may have dropped the payload and reused the buffer while a chunk was in
+                # flight. Ask it once more; it will then answer "gone".
                 going_on = True
             elif isinstance(error, (PayloadGone, ChecksumMismatch)):
                 left = [each for each in left if each != holder]
@@ -60,7 +61,7 @@ def ask_around(holders: Sequence[Address], verified: int = 0) -> Generator[Addre
 
 
 def most_telling(ends: Mapping[Address, TransportError], key: bytes) -> TransportError:
-    """One error of the most telling kind, naming how each holder ended."""
+    """One error of the most informative kind, whose text says how each holder failed."""
     kind = next(kind for kind in _TELLING if any(isinstance(e, kind) for e in ends.values()))
     reasons = "; ".join(str(error) for error in ends.values())
     return kind(f"key {key.hex()}: {len(ends)} holder(s) failed: {reasons}")

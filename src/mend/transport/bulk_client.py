@@ -1,8 +1,9 @@
 """The bulk lane: pulls payloads over TCP. Threads move the bytes; the event loop supervises them.
 
-A fetch asks one holder after the other, over several connections at once, as one stream cannot fill
-a long link. The event loop never touches payload bytes: it starts the threads and shuts their
-sockets when no verified bytes arrive, when the fetch is cancelled, or when the lane closes.
+A fetch asks one holder after another. It uses several connections at once, because one TCP stream
+cannot fill a link with a long delay. The event loop never touches payload bytes: it starts the
+threads, and shuts their sockets down when no verified bytes arrive, when the fetch is cancelled, or
+when the lane closes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from mend.transport.asking import Asked, Ends, ask_around, most_telling, no_hold
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import CARRIED_MAX, PayloadServer, advertised
 from mend.transport.bulk_transfer import LENGTH_MIN, LENGTH_SWIFT, Attempt, Incoming
-from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
+from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, is_quiet, tune
 from mend.transport.growth import Growth
 from mend.transport.kept_threads import KeptThreads
 from mend.transport.probe import host_and_port
@@ -44,20 +45,20 @@ __all__ = ["BulkLane", "checksum_of"]
 STREAMS = 4
 """Connections per transfer."""
 STREAM_BYTES_MIN = 1 << 20
-"""A transfer gets one more connection per this many bytes."""
+"""A transfer gets one more connection for each multiple of this size."""
 WIDE_MAX = 8
-"""Transfers at once that take several connections each; further ones take one connection."""
+"""Limit of concurrent transfers with several connections each; further ones use one."""
 FETCHES_MAX = 32
-"""Transfers at once; more wait their turn. Of 17 racks that merge a slice each, one pulls a payload
-and a merged slice of each other one at the same time. If these took turns, those from slow racks
-would keep the others waiting."""
+"""Limit of concurrent transfers; further ones wait. In a sharded round of 17 racks, a rack pulls a
+payload and a merged slice from each of the 16 others at the same time. If these took turns, slow
+racks would delay the others."""
 THIN_MAX = 4
-"""Transfers at once from a holder that has not answered quickly yet; more wait their turn."""
+"""Limit of concurrent transfers from a holder that has not answered quickly yet."""
 WATCHES_PER_STALL = 8
-"""How often progress is looked at within one stall time-out."""
+"""How often progress is checked within one stall time-out."""
 CONNECT_NS_MAX = 5 * SECOND
 CLOSE_S = 5.0
-"""How long `close` waits for threads, which it has woken: they end at once."""
+"""Longest wait of `close` for threads. They end at once, because it wakes them."""
 
 _AddrInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]
 
@@ -65,13 +66,15 @@ _AddrInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[objec
 class BulkLane:
     """Serves payloads to connections that send the job's token, and fetches payloads from others.
 
-    host, ports: where to listen; an inclusive range of ports to try, None for any. advertise: the
-    host advertised to others (`address`). token: 16 bytes that say which job this is; a connection
-    with another token is closed, which guards against mistakes, not against attackers. secrets:
-    against those all connections are encrypted and authenticated, both ways.
-    job: see `PayloadServer`. socks_proxy: `tcp://host:port` on the way to holders; or empty.
-    stall_ns: a holder that gives no verified byte for longer is left for the next one.
-    Raises AddressInUse when no port of the range is free, ConfigError for a value that cannot work.
+    `host`, `ports`: where to listen; an inclusive range of ports to try, None for any.
+    `advertise`: the host in `address`, which others connect to. `token`: 16 bytes that identify the
+    job; a connection with another token is closed. That protects against mistakes; against
+    attackers, all connections are encrypted and authenticated with `secrets`. `job`: see
+    `PayloadServer`.
+    `socks_proxy`: `tcp://host:port` of the proxy to the holders, or empty. `stall_ns`: a fetch goes
+    on to the next holder if one delivers no verified byte for this long.
+
+    Raises AddressInUse if no port of the range is free, ConfigError for a value that cannot work.
     """
 
     def __init__(
@@ -105,8 +108,7 @@ class BulkLane:
         self._idle: dict[Address, list[ReaderEnd]] = {}
         self._attempts: set[Attempt] = set()
         self._quick: dict[Address, int] = {}
-        """What holders that have answered quickly are asked for first; the loop's thread alone uses
-        it."""
+        """Size of the first request to each holder that has answered quickly. Loop thread only."""
         self._thin: dict[Address, asyncio.Semaphore] = {}
         self._turns = asyncio.Semaphore(FETCHES_MAX)
         self._threads = KeptThreads(f"mend-lane-fetch-{self._holder.port}")
@@ -114,17 +116,17 @@ class BulkLane:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of replies, headers included; a reply counts when it begins."""
+        """Bytes of all replies with their headers; a reply is counted when it begins."""
         return self._holder.bytes_sent
 
     @property
     def rejected(self) -> int:
-        """Connections closed because they were strangers, garbage, or one too many."""
+        """Connections that were closed because they were foreign, malformed, or one too many."""
         return self._holder.rejected
 
     @property
     def bytes_relayed(self) -> int:
-        """Bytes that this process has carried for other ranks of its rack, both ways."""
+        """Bytes that this process has relayed for other ranks of its rack, in both directions."""
         return self._holder.bytes_relayed
 
     def relay(self, lanes: Mapping[bytes, Address]) -> None:
@@ -132,13 +134,13 @@ class BulkLane:
         self._holder.relay(lanes)
 
     def relay_sideband(self, port: int, ranks: int) -> None:
-        """Carry connections that greet as ZeroMQ to this port of the loopback interface. `ranks`:
-        of the rack, each of which has one."""
+        """Relay connections that greet as ZeroMQ to this port of the loopback interface. `ranks`:
+        number of ranks of the rack, each of which has one connection."""
         self._holder.relay_sideband(Address("127.0.0.1", port), CARRIED_MAX + ranks)
 
     def serve(self, key: bytes, view: memoryview, growth: Growth | None = None) -> None:
-        """Offer `view` (C-contiguous) until `drop(key)`; its bytes must not change meanwhile, with
-        `growth` those that are there. Any thread."""
+        """Serve `view` (C-contiguous) until `drop(key)`. Its bytes must not change meanwhile; with
+        `growth`, only those that are there must not. Any thread."""
         self._holder.serve(key, view, growth)
 
     def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
@@ -158,17 +160,18 @@ class BulkLane:
         extent: Extent | None = None,
         meter: Meter | None = None,
     ) -> None:
-        """Fill `into` with the bytes of `key`. `extent`: where `into` lies in them; None: it is all
-        of them. `checksum`: xxh3_128 hex of what fills `into`; empty: the caller verifies it; None:
-        not known yet, `meter` gets that of what came. `meter`: counts the verified bytes as they
-        come.
-        Raises PeerUnreachable, PayloadGone, TransferStalled or ChecksumMismatch when no holder is
-        left.
+        """Fill `into` with the bytes of `key`.
 
-        Holders are asked in turn, again and again while a turn brings verified bytes; who answered
-        "gone" is not asked again. What is verified is kept from holder to holder. When no thread is
-        left that could write `into`, and only then, the call returns, raises, or lets a
-        cancellation out.
+        `extent`: the place of `into` in the payload; None: it is the whole payload. `checksum`:
+        xxh3_128 hex of the bytes of `into`; empty: the caller verifies them; None: it is not known
+        yet, and `meter` gets the checksum of what arrived. `meter`: counts the verified bytes.
+
+        Holders are asked in turn, again and again while a turn brings verified bytes. One that
+        answers "gone" is not asked again. Verified bytes are kept from holder to holder. The call
+        returns, raises or lets a cancellation out only when no thread can write to `into` any more.
+
+        Raises PeerUnreachable, PayloadGone, TransferStalled or ChecksumMismatch if no holder is
+        left.
         """
         ensure(len(key) == KEY_BYTES, "no key of a payload", key=key)
         if not into.nbytes:
@@ -204,7 +207,7 @@ class BulkLane:
     async def _attempt(
         self, incoming: Incoming, holder: Address, key: bytes
     ) -> TransportError | None:
-        """Pull what is missing from one holder; None when all of it is there."""
+        """Pull what is missing from one holder. None: it is complete."""
         loop = asyncio.get_running_loop()
         try:
             where = await self._resolve(self._proxy or holder)
@@ -227,7 +230,7 @@ class BulkLane:
         self._attempts.add(attempt)
         work = functools.partial(self._stream, attempt, where)
         waits = functools.partial(self._stream_later, attempt, where)
-        ended = self._in_threads([work, *[waits] * (streams - 1)])
+        ended = self._in_threads(attempt, [work, *[waits] * (streams - 1)])
         try:
             await self._watch(attempt, ended)
         finally:
@@ -235,13 +238,13 @@ class BulkLane:
             self._attempts.discard(attempt)
             self._learn(attempt)
             await _settled(ended)
-        ended.result()  # a bug in a stream must not pass for a fault of the network
+        ended.result()  # a bug in a stream must not look like a fault of the network
         if incoming.complete:
             return None
         return attempt.error or _unreachable(holder, attempt.broken)
 
     def _learn(self, attempt: Attempt) -> None:
-        """How to begin with this holder the next time."""
+        """Remember how to begin the next pull from this holder."""
         if attempt.quick is False or isinstance(attempt.error, TransferStalled):
             self._quick.pop(attempt.holder, None)
         elif attempt.quick:
@@ -251,9 +254,10 @@ class BulkLane:
             self._quick[attempt.holder] = known
 
     async def _watch(self, attempt: Attempt, ended: asyncio.Future[None]) -> None:
-        """Wait for the streams; stop them when no verified byte came for the stall time-out.
+        """Wait for the streams; stop them if no verified byte arrives for the stall time-out.
 
-        Counts looks, not clock differences: a process that was frozen itself blames nobody.
+        It counts checks, not differences of a clock, so a process that was frozen itself does not
+        blame the holder.
         """
         seen, quiet = attempt.incoming.verified, 0
         interval_s = self._stall_ns / SECOND / WATCHES_PER_STALL
@@ -274,7 +278,8 @@ class BulkLane:
                 )
 
     async def _resolve(self, holder: Address) -> _AddrInfo:
-        """Addresses need no resolver; names are looked up where a slow answer holds up nobody."""
+        """Resolve a holder. Numeric addresses need no resolver; names are looked up in a separate
+        thread, because the resolver may be slow."""
         kind = socket.SOCK_STREAM
         if not 0 < holder.port <= 0xFFFF:
             raise OSError(f"{holder.port} is not a port")
@@ -285,8 +290,11 @@ class BulkLane:
             looking = _looked_up(holder, kind)
             return await asyncio.wait_for(looking, CONNECT_NS_MAX / SECOND)
 
-    def _in_threads(self, jobs: Sequence[Callable[[], None]]) -> asyncio.Future[None]:
-        """Run them beside each other. Done with the last of them, which alone wakes the loop."""
+    def _in_threads(
+        self, attempt: Attempt, jobs: Sequence[Callable[[], None]]
+    ) -> asyncio.Future[None]:
+        """Run the jobs of an attempt concurrently. The future is done when all have ended, so the
+        loop wakes up once."""
         future, failed, order = Future[None](), list[BaseException](), itertools.count(1)
         future.set_running_or_notify_cancel()
 
@@ -304,18 +312,17 @@ class BulkLane:
             else:  # would end the event loop
                 future.set_exception(RuntimeError(f"a pull was ended by {failed[0]!r}"))
 
-        def refuse(error: RuntimeError) -> None:
-            raise error
-
-        for job in jobs:
+        for number, job in enumerate(jobs):
             try:
                 self._threads.run(functools.partial(run, job))
-            except RuntimeError as error:  # those that run have to end first
-                run(functools.partial(refuse, error))
+            except RuntimeError as error:  # no more threads now; the others may do all the work
+                attempt.broken = error
+                # The other connections wait for the first one.
+                run(attempt.widens.set if number == 0 else lambda: None)
         return asyncio.wrap_future(future)
 
     def _stream_later(self, attempt: Attempt, where: _AddrInfo) -> None:
-        """A further connection, once the first has had a quick reply or has ended."""
+        """A further connection, which begins once the first has had a quick reply or has ended."""
         attempt.widens.wait()
         if not attempt.stopped and not attempt.incoming.all_taken:
             self._share(attempt, where)
@@ -328,17 +335,17 @@ class BulkLane:
             attempt.widens.set()
 
     def _share(self, attempt: Attempt, where: _AddrInfo) -> None:
-        """One connection's share of an attempt, in a thread; over an idle connection or a new one.
+        """One connection's share of an attempt, in a thread.
 
-        An idle connection may have died unnoticed, so its failure only means that a new one is
-        tried.
+        Tries an idle connection first. It may have died unnoticed, so if it fails, a new one is
+        opened.
         """
         borrowed = self._borrow(attempt.holder)
         for link in (borrowed, None) if borrowed else (None,):
             keep, pooled = False, link is not None
             try:
                 sock = link.sock if link is not None else socket.socket(*where[:3])
-            except OSError as error:  # no file is left to open
+            except OSError as error:  # the limit of open files
                 attempt.broken = error
                 return
             try:
@@ -350,7 +357,7 @@ class BulkLane:
                 keep = True
                 return
             except (PayloadGone, ChecksumMismatch) as error:
-                attempt.stop(error)  # replies to other requests are under way: do not keep it
+                attempt.stop(error)  # replies are in flight, so the connection is not kept
                 return
             except (OSError, EOFError) as error:
                 if not pooled:
@@ -367,7 +374,7 @@ class BulkLane:
         if self._proxy is not None:
             connect_through(sock, holder)
         sock.settimeout(None)
-        # The loop's watch ends a stalled receive; the kernel time-out is for when that is gone.
+        # The loop ends a stalled receive; the kernel's time-out is for the case that it is gone.
         tune(
             sock, receive_ns=2 * self._stall_ns, send_ns=self._stall_ns, dead_ns=self._stall_ns // 2
         )
@@ -381,24 +388,33 @@ class BulkLane:
                 if not idle:
                     return None
                 link = idle.pop()
-            try:
-                link.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return link  # quiet, as it should be
-            except OSError:
-                pass
-            link.sock.close()  # closed by the other side, or bytes that nobody asked for
+            if is_quiet(link.sock):
+                return link
+            link.sock.close()
 
     def _give(self, holder: Address, link: ReaderEnd) -> None:
         with self._lock:
+            if holder not in self._idle:
+                self._close_dead()
             idle = self._idle.setdefault(holder, [])
             if not self._closed and len(idle) < STREAMS:
                 idle.append(link)
                 return
         link.sock.close()
 
+    def _close_dead(self) -> None:
+        """Close dead idle connections: to a rack that has moved to another address none is ever
+        borrowed again. The caller holds the lock."""
+        for holder, links in list(self._idle.items()):
+            dead = [link for link in links if not is_quiet(link.sock)]
+            for link in dead:
+                links.remove(link)
+                link.sock.close()
+            if dead and not links:
+                del self._idle[holder]
+
     def _forget(self, holder: Address) -> None:
-        """Close the idle connections to a holder."""
+        """Close all idle connections to a holder."""
         with self._lock:
             idle = self._idle.pop(holder, [])
         for link in idle:
@@ -409,7 +425,7 @@ class BulkLane:
             self.bytes_received += received
 
     def close(self) -> None:
-        """End transfers and threads, free the port; in about a second, whatever the peers do."""
+        """End transfers and threads and free the port, within seconds, whatever the peers do."""
         if self._closed:
             return
         self._closed = True
@@ -422,7 +438,8 @@ class BulkLane:
 
 
 def _looked_up(holder: Address, kind: socket.SocketKind) -> asyncio.Future[_AddrInfo]:
-    """In a thread that nobody waits for: a resolver may hang. Raises OSError."""
+    """Look a name up in a thread of its own, which is not joined, because a resolver may hang.
+    Raises OSError."""
     future: Future[_AddrInfo] = Future()
 
     def look_up() -> None:
@@ -440,7 +457,7 @@ def _looked_up(holder: Address, kind: socket.SocketKind) -> asyncio.Future[_Addr
 
 
 async def _settled(ended: asyncio.Future[None]) -> None:
-    """Wait for threads that have been asked to stop; a cancellation meanwhile waits as well."""
+    """Wait for threads that were asked to stop. A cancellation meanwhile is delayed until then."""
     cancelled: asyncio.CancelledError | None = None
     while not ended.done():
         try:
@@ -462,5 +479,7 @@ def _unreachable(holder: Address, error: Exception | None) -> PeerUnreachable:
     )
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         remedy = "Raise the limit of open files here (ulimit -n)."
+    elif isinstance(error, RuntimeError):  # no thread could be started
+        remedy = "Raise the limit of processes and threads here (ulimit -u)."
     cause = error or "the connection broke"
     return PeerUnreachable(f"holder {holder.host}:{holder.port}: {cause}. {remedy}")

@@ -1,17 +1,18 @@
 """The two ends of one lane connection, plain or sealed with the keys of the job.
 
-Sealed, a connection opens with
+A sealed connection opens with
 
     reader -> holder   HELLO (with a magic of its own), name of the secret, 32 random bytes
     holder -> reader   ANSWER: magic, 32 random bytes, a seal
 
-from which both derive two keys for this connection alone. Then every request is sealed whole; a
-reply has its header sealed in the place of the checksum, and its bytes in pieces. A seal covers the
-payload's key, the place in the payload and, by its count, the place in the connection.
+From these both ends derive two keys for this connection only. Every request is then sealed as a
+whole. The header of a reply has a seal instead of the checksum, and the bytes are sealed in pieces.
+A seal covers the payload's key, the place in the payload and, through its count, the place in the
+connection.
 
-Where payloads are not concealed, all is the same but for their pieces: each goes as it is, with a
-seal over it after it. The header says under a seal of which bytes they are, and their seals count
-on from its, so that none can be left out, moved or repeated.
+If payloads are not concealed, only the pieces differ: each is sent as plain bytes, followed by a
+seal over them. The sealed header says which bytes they are, and their seals continue its count, so
+no piece can be left out, moved or repeated.
 """
 
 from __future__ import annotations
@@ -48,20 +49,21 @@ from mend.transport.security import (
 from mend.types import SECOND
 
 SEALED_MAGIC, OPEN_MAGIC = b"mndK", b"mndO"
-"""Of a connection with keys, whose payloads are concealed, or only authenticated. Both sides have
-to want the same: nobody on the way can have one of them send openly."""
+"""Magics of connections with keys, whose payloads are concealed, or only authenticated. Both ends
+must use the same one, so an attacker on the path cannot make one of them send plain bytes."""
 
 PIECE_BYTES = 1 << 20
-"""Sealed at once: stays in a core's cache between the seal and the socket. Both sides take the
-interpreter's lock a few times per piece, each time from a training thread that launches kernels."""
+"""Size of a sealed piece. It stays in a core's cache between the seal and the socket. Both ends
+take the interpreter's lock a few times per piece, for which a training thread that launches kernels
+may have to wait."""
 
 BATCH_PIECES = 2
-"""Sealed pieces that are sent, and read, at once. Every connection keeps memory for so many."""
+"""Number of sealed pieces that are sent or read at once. Every connection keeps memory for them."""
 
 _ROOM_BYTES = BATCH_PIECES * (PIECE_BYTES + TAG_BYTES)
 
 REQUEST_NS_MAX = 5 * SECOND
-"""Within this a greeting, and what was begun of a request, has to be there whole."""
+"""Limit for receiving a greeting, or the rest of a request that has begun."""
 
 _ANSWER = struct.Struct(f"!4s{RANDOM_BYTES}s{TAG_BYTES}s")
 _PLACE = struct.Struct("!Q")
@@ -69,7 +71,7 @@ _TAGGED = REPLY.size - TAG_BYTES
 
 
 class Reply(NamedTuple):
-    """The header of a reply. `digest`: xxh3_128 of the bytes, where they are not sealed."""
+    """The header of a reply. `digest`: xxh3_128 of the bytes, or the seal of the header."""
 
     status: int
     total: int
@@ -78,8 +80,8 @@ class Reply(NamedTuple):
 
 
 class ReaderEnd:
-    """The reader's end of a connection. Raises EOFError when the other side ends or is no holder of
-    this job, OSError as the link does."""
+    """The reader's end of a connection. Raises EOFError if the other end closes it or is not a
+    holder of this job, and OSError for errors of the socket."""
 
     def __init__(self, sock: socket.socket, token: bytes, secret: Secret | None) -> None:
         self.sock = sock
@@ -115,7 +117,7 @@ class ReaderEnd:
         magic, *rest = REPLY.unpack(header)
         reply = Reply(*rest)
         if magic != REPLY_MAGIC:
-            raise EOFError("answered with something that is no reply")
+            raise EOFError("answered with something that is not a reply")
         if self._channels is not None:
             about = bytes(header[:_TAGGED]) + key + _PLACE.pack(offset)
             if not _opens(self._channels[1], reply.digest, about):
@@ -123,7 +125,8 @@ class ReaderEnd:
         return reply
 
     def body(self, key: bytes, offset: int, digest: bytes, into: memoryview) -> bool:
-        """Fill `into`. False: the bytes differ from those that were sent; close the connection."""
+        """Fill `into`. Returns False if the bytes differ from those that were sent: close the
+        connection."""
         if self._channels is None:
             read_exactly(self.sock, into)
             return bool(xxhash.xxh3_128_digest(into) == digest)
@@ -150,13 +153,14 @@ class ReaderEnd:
 
 
 class HolderEnd:
-    """The holder's end of a connection. `greeted`: the reader has proven that it is of this job."""
+    """The holder's end of a connection. `greeted`: the reader has proven that it belongs to this
+    job."""
 
     def __init__(self, sock: socket.socket, token: bytes, secrets: Secrets | None) -> None:
         self.sock = sock
         self.greeted = False
         self.reads_only = False
-        """Whether it has a reader's key, with which only the merged model may be pulled."""
+        """Whether the other end has a reader's key, which allows to pull the merged model only."""
         self._token, self._secrets = token, secrets
         self._channels: tuple[Channel, Channel] | None = None
         self._conceal = True
@@ -164,7 +168,7 @@ class HolderEnd:
         self._room = memoryview(bytearray())
 
     def greet(self) -> bool:
-        """Read the greeting of the connection. False: it is not of this job."""
+        """Read the greeting of the connection. Returns False if it is not of this job."""
         until_ns = time.monotonic_ns() + REQUEST_NS_MAX
         hello = bytearray(HELLO.size)
         read_within(self.sock, memoryview(hello), until_ns)
@@ -188,8 +192,8 @@ class HolderEnd:
         return True
 
     def request(self, begun: bytes) -> tuple[bytes, int, int] | None:
-        """(key, offset, length) of the request that begins with `begun`, which may be all of it.
-        None: it is invalid."""
+        """Read the rest of the request that begins with `begun`. Returns (key, offset, length);
+        None if it is invalid."""
         plain = bytearray(begun.ljust(self.request_bytes))
         rest = memoryview(plain)[len(begun) :]
         read_within(self.sock, rest, time.monotonic_ns() + REQUEST_NS_MAX)
@@ -199,17 +203,17 @@ class HolderEnd:
                 self._channels[0].open(memoryview(sealed), b"", memoryview(plain))
             except BadSeal:
                 return None
-            self.greeted = True  # the first proof that it has the key: it may have a buffer now
+            self.greeted = True  # the first proof that it has the key: worth a buffer
             self._room = self._room or memoryview(bytearray(REPLY.size + _ROOM_BYTES))
         magic, key, offset, length = REQUEST.unpack(plain)
         return (key, offset, length) if magic == REQUEST_MAGIC else None
 
     def refuse(self, status: int, total: int, key: bytes, offset: int) -> None:
-        """A reply without bytes."""
+        """Send a reply without bytes."""
         self.sock.sendall(self._header(status, total, key, offset, 0, b""))
 
     def give(self, total: int, key: bytes, offset: int, part: memoryview) -> None:
-        """A reply with bytes."""
+        """Send a reply with bytes."""
         if self._channels is None:
             digest = xxhash.xxh3_128_digest(part)
             self._send(self._header(OK, total, key, offset, len(part), digest), part)
@@ -229,7 +233,7 @@ class HolderEnd:
             filled = 0
 
     def _send(self, first: bytes | memoryview, second: bytes | memoryview) -> None:
-        """Send both without joining them in a copy."""
+        """Send both without copying them into one buffer."""
         sent = self.sock.sendmsg([first, second])
         if sent < len(first):
             self.sock.sendall(memoryview(first)[sent:])
@@ -246,7 +250,7 @@ class HolderEnd:
 
 
 def _cut(view: memoryview, size: int) -> list[tuple[int, memoryview]]:
-    """In order, with where each begins; the last one may be shorter."""
+    """(offset, part) of the parts of a view, in order; the last one may be shorter."""
     return [(start, view[start : start + size]) for start in range(0, len(view), size)]
 
 

@@ -22,20 +22,22 @@ from mend.types import KEY_BYTES, MS, READABLE, SECOND, Address, is_growing_key
 
 CONNECTIONS_MAX = 64
 LOOK_NS = SECOND
-"""How often a connection that waits for a request checks its time limit."""
+"""How often a connection that waits for a request checks its deadline."""
 
 CARRIED_MAX = 2 * CONNECTIONS_MAX
-"""Connections that are carried to one other rank, which makes room among CONNECTIONS_MAX."""
+"""Limit of the connections that are relayed to one other rank. That rank serves only
+CONNECTIONS_MAX of them."""
 
 GROW_NS_MAX = SECOND
-"""How long a request waits for bytes of a payload that is still being made; at most an eighth of
-the stall time-out, so that the reader does not take the holder for a slow one."""
+"""How long a request waits for bytes of a payload that is still being made. It is also limited to
+an eighth of the stall time-out, so that the reader does not consider the holder slow."""
+
 GROW_LOOK_S = 0.25
-"""How often a request that waits looks whether the server closes: less than JOIN_SECONDS_MAX."""
+"""How often a waiting request checks whether the server closes. Less than JOIN_SECONDS_MAX."""
 
 ADMIT_NS = 5 * MS
-"""Between two connections, after CONNECTIONS_MAX at once: each costs a thread. Faster ones wait in
-the kernel's queue."""
+"""Least time between two new connections after a burst of CONNECTIONS_MAX, because each needs a
+thread. Faster ones wait in the kernel's queue."""
 
 JOIN_SECONDS_MAX = 0.5
 
@@ -43,7 +45,7 @@ JOIN_SECONDS_MAX = 0.5
 def listen(host: str, ports: tuple[int, int] | None) -> socket.socket:
     """A listening socket on the first free port of the inclusive range (None: any port).
 
-    Raises AddressInUse when every port is taken, TransportError when `host` is not ours.
+    Raises AddressInUse if every port is taken, TransportError if `host` is not of this machine.
     """
     if ports is not None and not 0 < ports[0] <= ports[1] <= 0xFFFF:
         rule = "must be (first, last) with 0 < first <= last <= 65535"
@@ -72,8 +74,8 @@ def listen(host: str, ports: tuple[int, int] | None) -> socket.socket:
 
 
 class _Connection(HolderEnd):
-    """One accepted connection from `host`. `idle`: it waits for a request, or for the rest of one,
-    and may be evicted. `leaving`: its thread is about to end."""
+    """One accepted connection from `host`. `idle`: it waits for a request and may be evicted.
+    `leaving`: its thread is about to end."""
 
     def __init__(
         self, sock: socket.socket, host: str, token: bytes, secrets: Secrets | None
@@ -88,9 +90,9 @@ class PayloadServer:
     """Serves byte ranges of its payloads to connections of the job.
 
     A connection that sends anything else is closed and counted in `rejected`; nothing is allocated
-    for it. When all places are taken, the oldest connection that has not proven that it is of this
-    job makes room, else an idle one; in both cases one of the host that has most of them, so that
-    no host takes the places of others.
+    for it. If all places are taken, a new connection evicts the oldest one that has not proven that
+    it belongs to this job, or else an idle one. In both cases it is one of the host that has the
+    most of them, so that no host can take the places of others.
     """
 
     def __init__(
@@ -102,8 +104,8 @@ class PayloadServer:
         secrets: Secrets | None = None,
         job: bytes = b"",
     ) -> None:
-        """`job`: the token of the rack's leader. With a single port, processes of one host that
-        give the same share it, each with a token of its own; empty: they do not."""
+        """`job`: the token of the rack's leader. If `ports` is a single port, the processes of one
+        host with the same `job` share it, each with a token of its own. Empty: they do not."""
         hello_bytes(token)  # checked before anything is open
         self._token, self._secrets = token, secrets
         self._stall_ns = stall_ns
@@ -124,13 +126,13 @@ class PayloadServer:
         self._served: dict[bytes, tuple[memoryview, Growth | None]] = {}
         self._find: Callable[[bytes], bytes | None] = lambda _: None
         self._news = threading.Condition()
-        """Of payloads that are served from now on."""
+        """Notified when a payload is served that requests may wait for."""
         self._grow_s = min(GROW_NS_MAX, stall_ns // 8) / SECOND
         self._relay: Relay | None = None
         if self._shared is not None:
             self._relay = Relay(f"mend-lane-relay-{self.port}", stall_ns)
         self._elsewhere: dict[bytes, tuple[Address, int]] = {}
-        """Token, or SIDEBAND, -> where connections for it are carried, and the most of them."""
+        """Token or SIDEBAND -> where its connections are relayed to, and their limit."""
         self._lock = threading.Lock()
         self._connections: dict[_Connection, threading.Thread] = {}
         self._closed = threading.Event()
@@ -176,38 +178,38 @@ class PayloadServer:
 
     @property
     def bytes_relayed(self) -> int:
-        """Bytes of connections for other ranks that this process has carried, both ways."""
+        """Bytes that this process has relayed for other ranks, in both directions."""
         return self._relay.bytes_carried if self._relay is not None else 0
 
     def relay(self, lanes: Mapping[bytes, Address]) -> None:
-        """From now on carry connections for ranks of this rack on other hosts: token -> a number
-        and a port. Only a port that is shared gets any."""
+        """Relay connections for ranks of this rack on other hosts from now on. `lanes`: token ->
+        numeric address and port. Only a shared port gets such connections."""
         self._elsewhere |= {token: (lane, CARRIED_MAX) for token, lane in lanes.items()}
 
     def relay_sideband(self, to: Address, most: int) -> None:
-        """The same of `most` connections that greet as ZeroMQ. Only the rack's leader gets any."""
+        """Relay up to `most` connections that greet as ZeroMQ. Only the rack's leader gets any."""
         self._elsewhere[SIDEBAND] = to, most
 
     def serve(self, key: bytes, view: memoryview, growth: Growth | None = None) -> None:
         """Answer requests for `key` from `view` (C-contiguous) until `drop`. `growth`: how much of
-        it is there; requests wait for the rest. Any thread."""
+        it is there; requests for the rest wait. Any thread."""
         ensure(len(key) == KEY_BYTES, "no key of a payload", key=key)
         with self._news:
             self._served[key] = view.cast("B").toreadonly(), growth
-            if is_growing_key(key):  # requests for others do not wait
+            if is_growing_key(key):  # requests wait for no other kind
                 self._news.notify_all()
 
     def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
-        """Answer requests for keys that are not served by `find(key)`; None: it is gone. Called by
-        the threads of connections, a range at a time."""
+        """Answer requests for keys without a payload with `find(key)`; None: it is gone. Threads of
+        connections call it, once per requested range."""
         self._find = find
 
     def drop(self, key: bytes) -> None:
-        """Answer GONE from the next chunk on; a chunk on its way keeps its own reference."""
+        """Answer GONE from the next request on. A reply in flight keeps its own reference."""
         self._served.pop(key, None)
 
     def close(self) -> None:
-        """Free the port and end the threads, also those that a stuck peer holds in a send."""
+        """Free the port and end all threads, including those that a stuck peer blocks in a send."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -227,7 +229,7 @@ class PayloadServer:
         self._served.clear()
 
     def _take_in(self) -> None:
-        """Serve the connections that the door hands over; be the door once there is none."""
+        """Serve the connections that the door hands over. Become the door if there is none."""
         shared = require(self._shared, "no port is shared")
         while not self._closed.is_set():
             sock = shared.take()
@@ -238,8 +240,12 @@ class PayloadServer:
                 self._become_door()
 
     def _become_door(self) -> None:
-        """Not once this is closed: the last door may have gone because all of them end."""
-        with self._lock, contextlib.suppress(TransportError):  # another one is faster, or dies
+        """Listen at the shared port, unless this server is closed: perhaps the last door is gone
+        because all processes end."""
+        with (
+            self._lock,
+            contextlib.suppress(TransportError),
+        ):  # another one was faster, or is ending
             if not self._closed.is_set():
                 self._listener = self._listen()
                 self._begin(self._accept)
@@ -249,7 +255,7 @@ class PayloadServer:
         while not self._closed.is_set():
             try:
                 sock, where = listener.accept()
-            except OSError as error:  # of that connection, or of a system that is out of something
+            except OSError as error:  # of that connection, or the system is out of a resource
                 if error.errno != errno.ECONNABORTED:
                     self._closed.wait(0.1)
                 continue
@@ -257,7 +263,7 @@ class PayloadServer:
             self._rest()
 
     def _rest(self) -> None:
-        """Limit the rate of new connections, each of which costs a thread."""
+        """Limit the rate of new connections, because each needs a thread."""
         now_ns = time.monotonic_ns()
         self._next_ns = max(self._next_ns, now_ns - CONNECTIONS_MAX * ADMIT_NS) + ADMIT_NS
         if self._next_ns > now_ns:
@@ -280,7 +286,7 @@ class PayloadServer:
             if victim is not None:
                 victim.leaving = True  # do not pick it twice
                 shut(victim.sock)
-            self._connections[connection] = thread  # it takes the lock to leave
+            self._connections[connection] = thread  # the thread takes the lock to remove it
 
     def _converse(self, connection: _Connection) -> None:
         """Serve one connection until it ends, breaks or misbehaves."""
@@ -293,9 +299,9 @@ class PayloadServer:
             if connection.greet():
                 sane = self._answer_all(connection)
         except (EOFError, TimeoutError):
-            sane = False  # half a greeting or request, or one that takes too long
+            sane = False  # an incomplete greeting or request, or one that takes too long
         except OSError:
-            # The link broke or the reader gave up, which is no misbehaviour.
+            # The link broke or the reader gave up, which is not misbehaviour.
             sane = connection.greeted
         finally:
             with self._lock:
@@ -304,7 +310,7 @@ class PayloadServer:
             sock.close()
 
     def _pass_on(self, sock: socket.socket, shared: SharedPort) -> bool:
-        """Whether the connection was for another process, and now is with it."""
+        """Whether the connection was for another process, and was handed over to it."""
         wanted = wanted_in(sock, time.monotonic_ns() + REQUEST_NS_MAX)
         if wanted in (b"", self._token):
             return False
@@ -313,7 +319,7 @@ class PayloadServer:
         return self._listener is not None and shared.hand(sock, wanted)
 
     def _answer_all(self, connection: _Connection) -> bool:
-        """Answer requests. True at a clean end, False at the first invalid request."""
+        """Answer requests. Returns True at a clean end, False at the first invalid request."""
         limit_ns = time.monotonic_ns() + REQUEST_NS_MAX
         while True:
             connection.idle = True
@@ -333,7 +339,8 @@ class PayloadServer:
                 return False
 
     def _answer(self, connection: _Connection, key: bytes, offset: int, length: int) -> bool:
-        """Send one reply. False: the range is not inside the payload, so close the connection."""
+        """Send one reply. Returns False if the range is not in the payload: close the
+        connection."""
         if connection.reads_only and key[:1] not in READABLE:
             connection.refuse(GONE, 0, key, offset)
             return True
@@ -349,7 +356,7 @@ class PayloadServer:
             connection.refuse(GONE, len(view), key, offset)
             return True
         part = view[offset : offset + length]  # keeps the payload alive until it is sent
-        with self._lock:  # counted before they leave, so that a reader finds them counted
+        with self._lock:  # counted first, so that the count is right once the reader has the bytes
             self.bytes_sent += REPLY.size + length
         connection.give(len(view), key, offset, part)
         return True
@@ -357,8 +364,8 @@ class PayloadServer:
     def _found(
         self, connection: _Connection, key: bytes, end: int
     ) -> tuple[memoryview, bool] | None:
-        """The payload, and whether its bytes before `end` are there. Waits for one that is being
-        made, and where the key says so for one that has not begun; such a connection may be
+        """The payload, and whether its bytes before `end` are there. Waits for a payload that is
+        being made and, for growing keys, for one that has not begun. A waiting connection may be
         evicted."""
         found, until_s = self._served.get(key), time.monotonic() + self._grow_s
         while found is None and is_growing_key(key) and self._may_wait(connection, until_s):
@@ -389,12 +396,12 @@ def _port_of(listener: socket.socket | None) -> int:
 def _host_of(sock: socket.socket) -> str:
     try:
         return str(sock.getpeername()[0])
-    except (OSError, IndexError):  # it has ended, or is no connection of TCP
+    except (OSError, IndexError):  # it has ended, or is not a TCP connection
         return ""
 
 
 def _started(thread: threading.Thread) -> bool:
-    """Start it. False: this process can have no more threads now; some of its script's may end."""
+    """Start the thread. False: the limit of threads is reached, perhaps only for a moment."""
     try:
         thread.start()
     except RuntimeError:
@@ -403,8 +410,8 @@ def _started(thread: threading.Thread) -> bool:
 
 
 def _least_wanted(connections: list[_Connection]) -> _Connection | None:
-    """The connection that makes room: the oldest that is not greeted, else the oldest idle one, of
-    the host that has most of these."""
+    """The connection to evict: the oldest that is not greeted, or else the oldest idle one, of the
+    host that has the most of these."""
     strangers = [each for each in connections if not each.greeted]
     candidates = strangers or [each for each in connections if each.idle]
     if not candidates:
@@ -415,7 +422,7 @@ def _least_wanted(connections: list[_Connection]) -> _Connection | None:
 
 
 def advertised(host: str, advertise: str, port: int) -> Address:
-    """The address for other racks: `advertise`, or `host` where that names one machine."""
+    """The address for other racks: `advertise`, or else `host` if it names one machine."""
     if not advertise and host in ("", "*", "0.0.0.0", "::"):
         remedy = "Set it to the name or address under which other racks reach this machine."
         raise ConfigError(

@@ -17,20 +17,20 @@ from mend.transport.bulk_wire import BAD, GONE, OK, REPLY, shut
 from mend.types import Address, Extent, Meter
 
 LENGTH_SWIFT, LENGTH_MIN, LENGTH_FIRST, LENGTH_LEAST = 1 << 20, 64 << 10, 16 << 10, 8 << 10
-"""Bytes of a connection's first request: to a holder that has answered at once, to one that has
-answered quickly, to another one, and over a thin link. A request grows while replies come quickly.
-Small ones take the interpreter's lock as often as large ones."""
+"""Bytes of a connection's first request to a holder that has answered at once, to one that has
+answered quickly, and to any other one; and the least size of a request. Requests grow while replies
+come quickly, because each takes the interpreter's lock equally often, whatever its size."""
 AHEAD = 3
-"""Requests outstanding per connection: the holder always knows what to send next."""
+"""Outstanding requests per connection, so that the holder always knows what to send next."""
 
 
 class Incoming:
     """The bytes of one payload, or of an extent of it: the missing ranges, and the running checksum
-    of the others. Ranges count from the beginning of `into`.
+    of the others. Ranges are offsets in `into`.
 
-    Ranges are verified in any order (several connections share the work) and hashed in offset order
-    right after, by whichever thread closes the gap, while the chunk is still in cache and while
-    other threads receive. So the checksum of the whole costs no second pass at the end.
+    Ranges are verified in any order, because several connections share the work. The thread that
+    closes a gap hashes what is contiguous, in order of offsets, while the chunk is in cache and
+    other threads receive. So the checksum of the whole needs no second pass at the end.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Incoming:
         self.extent = extent or Extent(0, len(into))
         self.checksum = checksum
         self.verified = 0
-        """Bytes verified in all; only grows, also when a wrong payload is thrown away."""
+        """Total of the verified bytes. It never decreases, even if a wrong payload is discarded."""
         self._lock = threading.Lock()
         self._restart()
 
@@ -60,18 +60,19 @@ class Incoming:
 
     @property
     def all_taken(self) -> bool:
-        """No range is left to ask for."""
+        """Whether no range is left to request."""
         with self._lock:
             return not self._missing
 
     @property
     def complete(self) -> bool:
-        """Every byte is verified (and, with a checksum, hashed)."""
+        """Whether every byte is verified (and, with a checksum, hashed)."""
         with self._lock:
             return self._left == 0 and not self._unhashed and not self._hashing
 
     def take(self, length: int) -> tuple[int, int] | None:
-        """The lowest missing range [start, stop), at most `length` long; the caller owes it."""
+        """Take the lowest missing range [start, stop), at most `length` long. The caller must
+        `accept` it or `give_back` it."""
         with self._lock:
             if not self._missing:
                 return None
@@ -82,12 +83,12 @@ class Incoming:
             return start, stop
 
     def give_back(self, start: int, stop: int) -> None:
-        """A range taken and not verified is missing again."""
+        """Return a range that was taken and not verified."""
         with self._lock:
             heapq.heappush(self._missing, (start, stop))
 
     def accept(self, start: int, stop: int, holder: Address) -> None:
-        """A range has been verified; hash whatever is now contiguous."""
+        """Record that a range is verified, and hash what is contiguous now."""
         with self._lock:
             self.verified += stop - start
             self._left -= stop - start
@@ -100,7 +101,7 @@ class Incoming:
                 return
             self._unhashed[start] = stop
             if self._hashing:
-                return  # that thread will find this range too
+                return  # the thread that hashes will find this range, too
             self._hashing = True
         while True:
             with self._lock:
@@ -113,10 +114,11 @@ class Incoming:
             self._hashed = last
 
     def settle(self) -> tuple[Address, ChecksumMismatch] | None:
-        """Compare the whole. On a mismatch all is missing again and the first contributor blamed.
+        """Compare the checksum of the whole. On a mismatch, everything is missing again, and the
+        first contributor is returned as the culprit.
 
-        Blaming one holder at a time ends after as many rounds as there are holders, and never
-        leaves out a good one because a bad one sent the first half.
+        Blaming one holder at a time ends after as many rounds as there are holders, and excludes no
+        good holder because a bad one has sent the first half.
         """
         ensure(self.complete, "bytes are missing", left=self._left)
         if self.checksum == "" or self._hash.hexdigest() == self.checksum:
@@ -128,7 +130,8 @@ class Incoming:
         self._restart()
         return blamed, ChecksumMismatch(
             f"holder {blamed.host}:{blamed.port}: payload checksum={got}, {self.checksum} was "
-            "announced. Every chunk arrived as it was sent, so it holds other bytes than announced."
+            "announced. Every chunk arrived as it was sent, so the holder has other bytes than it "
+            "announced."
         )
 
 
@@ -147,45 +150,45 @@ class Attempt:
         count: Callable[[int], None],
         first: int = 0,
     ) -> None:
-        """`first`: what the holder is asked for first; it has answered quickly before. 0: it has
-        not. Then the first connection asks for a little, and the others wait for its reply: four of
-        them would get nothing whole in time over a thin link."""
+        """`first`: size of the first request to a holder that has answered quickly before; 0: it
+        has not. Then the first connection requests little, and the others wait for its reply, since
+        on a slow link four concurrent replies would all exceed the stall time-out."""
         self.incoming, self.holder, self.key = incoming, holder, key
         self._chunk_bytes, self._stall_s = chunk_bytes, stall_s
         self._clock_s, self._count = clock_s, count
         self._length = min(first or LENGTH_FIRST, chunk_bytes)
         self.widens = threading.Event()
-        """Set when further connections may begin, or the attempt ends."""
+        """Set when further connections may begin, or the attempt has ended."""
         self.quick: bool | None = None
-        """Whether the newest replies came quickly; None: neither quickly nor slowly."""
+        """Whether the newest replies were quick; None: they were neither quick nor slow."""
         self.swift: bool | None = None
-        """Whether a whole chunk came at once, others may have waited for bytes that are still being
-        made; None: there was none."""
+        """Whether any whole chunk arrived at once. Others may have waited for bytes that are still
+        being made. None: no whole chunk has arrived."""
         if first:
             self.widens.set()
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self.stopped = False
         self.error: TransportError | None = None
-        """Why `stop` was called; None while it goes on, or for no fault of the holder."""
+        """Why `stop` was called; None: it was not, or the holder is not to blame."""
         self.broken: Exception | None = None
-        """The last fault of a connection; the others may still have done all the work."""
+        """The last error of a connection. The other connections may still do all the work."""
 
     def adopt(self, sock: socket.socket) -> bool:
-        """Let `stop` wake this socket's thread. False: stopped already, do not use it."""
+        """Let `stop` wake this socket's thread. Returns False if the attempt has ended already."""
         with self._lock:
             if not self.stopped:
                 self._sockets.add(sock)
             return not self.stopped
 
     def release(self, sock: socket.socket) -> bool:
-        """`stop` will not touch the socket any more. False: it has been shut down."""
+        """Exempt the socket from `stop`. Returns False if it has been shut down already."""
         with self._lock:
             self._sockets.discard(sock)
             return not self.stopped
 
     def stop(self, error: TransportError | None) -> None:
-        """End every connection of the attempt now; the first error given is the one that counts."""
+        """End all connections of the attempt. The first error given is kept."""
         with self._lock:
             self.error = self.error or error
             self.stopped = True
@@ -194,10 +197,10 @@ class Attempt:
                 shut(sock)
 
     def pull(self, link: ReaderEnd) -> None:
-        """Ask for missing ranges and verify them until none is left. Runs in a thread of its own.
+        """Request missing ranges and verify them until none is left. Runs in a thread of its own.
 
-        Raises PayloadGone or ChecksumMismatch as the holder answers, OSError or EOFError as the
-        link does.
+        Raises PayloadGone or ChecksumMismatch for the holder's answers, OSError or EOFError for a
+        broken connection.
         """
         owed: deque[tuple[int, int, float]] = deque()
         length = self._length
@@ -219,15 +222,15 @@ class Attempt:
                 self.incoming.give_back(start, stop)
 
     def _receive(self, link: ReaderEnd, start: int, stop: int) -> None:
-        """One reply, straight into its place; returns when its bytes are verified."""
+        """Receive one reply directly into its place, and verify its bytes."""
         offset, expected = self.incoming.extent
         status, total, length, digest = link.header(self.key, offset + start)
         where = f"{self.holder.host}:{self.holder.port}"
         if status not in (OK, GONE, BAD):
-            raise EOFError("answered with something that is no reply")
+            raise EOFError("answered with something that is not a reply")
         if status == GONE:
             raise PayloadGone(
-                f"holder {where}: does not serve key {self.key.hex()}. Ask for a newer one."
+                f"holder {where}: does not serve key {self.key.hex()}. Request a newer one."
             )
         if total != expected:
             raise ChecksumMismatch(
@@ -239,16 +242,17 @@ class Attempt:
         if not link.body(self.key, offset + start, digest, self.incoming.into[start:stop]):
             raise ChecksumMismatch(
                 f"holder {where}: bytes [{start}, {stop}) did not arrive as they were sent. "
-                "Asked for again; if it stays, check the network card, the cable and the memory."
+                "They are requested again; if it persists, check network card, cable and memory."
             )
         self._count(REPLY.size + length)
 
     def _next_length(self, got: int, length: int, took_s: float) -> int:
-        """Grow while a reply takes little of the stall time-out, shrink before it takes most of it.
+        """The length of the next request: it grows while replies take a small part of the stall
+        time-out, and shrinks before they take most of it.
 
-        A fixed 4 MiB would never verify a byte on a link that needs longer than the time-out for
-        it. Growing 4-fold from under 1/16 stays under 1/4, with everything that is outstanding
-        counted in.
+        With a fixed 4 MiB, no byte would ever be verified on a link that needs longer than the
+        time-out for that. Growing 4-fold from under 1/16 stays under 1/4, including everything that
+        is outstanding.
         """
         if got == self._chunk_bytes:
             self.swift = self.swift or took_s < self._stall_s / 64

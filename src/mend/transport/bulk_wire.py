@@ -1,14 +1,14 @@
 """The wire format of the bulk lane: structs, limits, socket options. No threads.
 
-A connection opens with HELLO and then carries requests one way and replies the other, in order
-(what seals change of it is in bulk_link):
+A connection opens with HELLO. Then requests go one way and replies the other, in the same order
+(bulk_link describes sealed connections):
 
-    HELLO    magic, wire version, token (16 bytes: which job) REQUEST  magic, key, offset, length
-    REPLY    magic, status, total bytes of the payload, length, xxh3_128 of what follows; then
-    `length` bytes
+    HELLO    magic, wire version, token (16 bytes that identify the job)
+    REQUEST  magic, key, offset, length
+    REPLY    magic, status, total bytes of the payload, length, xxh3_128 of the bytes; the bytes
 
-Every length is fixed or limited before anything is read, so garbage cannot make either side
-allocate.
+Every length is fixed, or checked before anything is read, so malformed data cannot make either end
+allocate memory.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ REQUEST = struct.Struct(f"!4s{KEY_BYTES}sQI")
 REPLY = struct.Struct("!4sBQI16s")
 
 OK, GONE, BAD = 0, 1, 2
-"""OK: bytes follow. GONE: not (or no longer) served. BAD: not inside the payload; closes."""
+"""OK: bytes follow. GONE: not served (any more). BAD: the range is not in the payload; the
+connection is closed."""
 
 LENGTH_MAX = 64 << 20
-"""Most bytes one request may ask for."""
+"""Limit of the bytes of one request."""
 
 _TIMEVAL = struct.Struct("@ll")
 
 
 def checksum_of(view: memoryview | bytes | bytearray) -> str:
-    """xxh3_128 of all bytes as 32 hex digits: the `checksum` that `BulkLane.fetch` compares."""
+    """xxh3_128 of all bytes as 32 hex digits: the `checksum` of `BulkLane.fetch`."""
     return xxhash.xxh3_128_hexdigest(view)
 
 
@@ -54,17 +55,18 @@ def hello_bytes(token: bytes) -> bytes:
 
 
 def lane_token(job: str, rank: int) -> bytes:
-    """In the first bytes of a lane connection, between the same ranks of two racks. It keeps jobs
-    apart, and ranks that share a port; it is no protection."""
+    """The token in the HELLO of connections to this rank of any rack. It distinguishes jobs, and
+    ranks that share a port. It is not secret."""
     of_rank = b" rank %d" % rank if rank else b""
     return hashlib.sha256(b"mend lane " + job.encode() + of_rank).digest()[:TOKEN_BYTES]
 
 
 def tune(sock: socket.socket, *, receive_ns: int, send_ns: int, dead_ns: int) -> None:
-    """Small packets at once; blocking calls that give up; silent peers given up after `dead_ns`.
+    """Set socket options: small packets are sent at once, blocking calls have time-outs, and a
+    connection ends if its peer is silent for `dead_ns`.
 
-    The socket must be blocking: kernel time-outs (SO_RCVTIMEO) leave MSG_WAITALL usable, python's
-    do not.
+    The socket must be blocking: MSG_WAITALL works with time-outs of the kernel (SO_RCVTIMEO), but
+    not with those of Python.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -77,15 +79,14 @@ def tune(sock: socket.socket, *, receive_ns: int, send_ns: int, dead_ns: int) ->
 
 
 def _timeval(ns: int) -> bytes:
-    """`ns` as a struct timeval; 0 waits for ever."""
+    """`ns` as a struct timeval; 0 means no time-out."""
     return _TIMEVAL.pack(ns // 1_000_000_000, ns % 1_000_000_000 // 1000)
 
 
 def read_exactly(sock: socket.socket, into: memoryview) -> None:
-    """Fill `into`. EOFError when the other side ends first, OSError as the kernel says.
+    """Fill `into`. Raises EOFError if the other end closes first, OSError for errors of the socket.
 
-    MSG_WAITALL leaves the loop to the kernel: one call per chunk, and the GIL is free for all of
-    it.
+    With MSG_WAITALL the kernel loops: one call per chunk, and the GIL is released for all of it.
     """
     filled = 0
     while filled < len(into):
@@ -96,8 +97,8 @@ def read_exactly(sock: socket.socket, into: memoryview) -> None:
 
 
 def read_within(sock: socket.socket, into: memoryview, until_ns: int) -> None:
-    """As `read_exactly`, for a socket with a short receive time-out, until a monotonic time: a
-    sender of single bytes cannot stretch it. Raises TimeoutError after it."""
+    """As `read_exactly`, for a socket with a short receive time-out. Raises TimeoutError after the
+    monotonic time `until_ns`, which a sender of single bytes cannot extend."""
     filled = 0
     while filled < len(into):
         if time.monotonic_ns() >= until_ns:
@@ -111,8 +112,20 @@ def read_within(sock: socket.socket, into: memoryview, until_ns: int) -> None:
         filled += got
 
 
+def is_quiet(sock: socket.socket) -> bool:
+    """Whether an idle connection is open, as far as this side knows. False if the peer has closed
+    it, or has sent bytes that were not requested."""
+    try:
+        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def shut(sock: socket.socket) -> None:
-    """Wake every thread that waits in a call on `sock` (close alone would not)."""
+    """Wake every thread that is blocked in a call on `sock`, which `close` does not do."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:

@@ -23,8 +23,8 @@ _LOG_VARIANCE = math.log1p(COEFFICIENT_OF_VARIATION**2)
 
 
 def delay_ns(mean_ns: int, distribution: Distribution, seed: int, key: bytes) -> int:
-    """The delay of one payload: the same for the same seed and key, also in a later run of the
-    job. Drawn as `quantile` of a uniform number that is hashed from both."""
+    """The delay of one payload. It depends on seed and key only, also across runs of the job: the
+    `quantile` of a uniform number that is hashed from both."""
     if distribution == "constant":
         return mean_ns
     named = seed.to_bytes(16, "big", signed=True) + without_incarnation(key)
@@ -34,12 +34,12 @@ def delay_ns(mean_ns: int, distribution: Distribution, seed: int, key: bytes) ->
 
 
 def quantile(mean: float, distribution: Distribution, uniform: float) -> float:
-    """What a share of `uniform` (above 0, below 1) of all delays stays below; unit of the mean.
+    """The quantile `uniform` (above 0, below 1) of the delays, in the unit of the mean.
 
-    constant: the mean. bimodal: mean (1 - c) or mean (1 + c), each half of the time; the mean is
-    exact and the standard deviation is c mean. long_tail: lognormal; with s^2 = ln(1 + c^2) and m =
-    ln(mean) - s^2 / 2 its mean is exp(m + s^2 / 2) = mean, and its squared coefficient of variation
-    exp(s^2) - 1 = c^2.
+    constant: the mean. bimodal: mean (1 - c) or mean (1 + c) with probability 1/2 each, so the mean
+    is exact and the standard deviation is c times the mean. long_tail: lognormal. With s^2 =
+    ln(1 + c^2) and m = ln(mean) - s^2 / 2, its mean is exp(m + s^2 / 2) = mean, and its squared
+    coefficient of variation is exp(s^2) - 1 = c^2.
     """
     if distribution == "constant":
         return mean
@@ -52,7 +52,7 @@ def quantile(mean: float, distribution: Distribution, uniform: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """How late fetches are. Raises ConfigError for a value that cannot work."""
+    """The distribution of the delays. Raises ConfigError for a value that cannot work."""
 
     mean_ns: int
     distribution: Distribution
@@ -71,10 +71,10 @@ class Delay:
 
 
 class DelayedLane(BulkLane):
-    """Each fetch ends later than it would, by a delay drawn from its key.
+    """A lane whose fetches end later, by a delay drawn from their keys.
 
-    Offers and state copies are both delayed. The bytes are in `into` before the delay; the return
-    of `fetch` is late.
+    Offers and copies of states are both delayed. The bytes are in `into` before the delay; only the
+    return of `fetch` is delayed.
     """
 
     def __init__(self, delay: Delay, *where: Any, **how: Any) -> None:

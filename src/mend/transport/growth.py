@@ -1,4 +1,4 @@
-"""How much of a payload is there while it is still being made."""
+"""Tracks how much of a payload exists while it is still being made."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import threading
 
 
 class Growth:
-    """The leading bytes of a payload that do not change any more. One thread writes, any may wait.
-    A payload without one is whole.
+    """The number of leading bytes of a payload that are final. One thread writes, any may wait. A
+    payload without a Growth is complete.
 
-    A waiting thread is woken once: when its bytes are there, and not for those of another one.
+    A waiting thread wakes up only once, when its own bytes are there.
     """
 
     def __init__(self) -> None:
@@ -17,15 +17,15 @@ class Growth:
         self.failed = False
         self._lock = threading.Lock()
         self._waiting: list[tuple[int, threading.Lock]] = []
-        """The end that each waits for, and what wakes it."""
+        """For each waiting thread, the end that it waits for, and a lock whose release wakes it."""
 
     def reach(self, end: int) -> None:
-        """Bytes [0, end) are there."""
+        """Record that bytes [0, end) are final."""
         self.filled = end
         self._wake()
 
     def fail(self) -> None:
-        """No further byte will come."""
+        """Record that no further byte will follow."""
         self.failed = True
         self._wake()
 
@@ -42,12 +42,13 @@ class Growth:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """An exception means that the rest is not made."""
+        """After an exception, the rest will not follow."""
         if kind is not None:
             self.fail()
 
     def wait(self, end: int, timeout_s: float) -> bool:
-        """Whether bytes [0, end) are there, within the time-out or until it fails."""
+        """Wait for bytes [0, end), until the time-out or a failure. Returns whether they are
+        there."""
         bell = threading.Lock()
         bell.acquire()
         waiting = end, bell

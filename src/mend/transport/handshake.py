@@ -1,7 +1,8 @@
 """Measures the time of a TCP handshake. Opens one socket at a time and sends no data.
 
-Run as a file (`python -I handshake.py HOST TIMES`), so that nothing else of mend is imported and it
-may start inside a network namespace. No listener is needed: a refusal takes one round trip, too.
+It runs as a script (`python -I handshake.py HOST TIMES`) that imports nothing else of mend, so it
+can start in a network namespace. No listener is needed, because a refusal also takes one round
+trip.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import time
 
 CLOSED_PORT = 9
 TIMEOUT_S = 25.0
-"""Longer than any round trip that `--link` takes, and a handshake that is repeated after a loss."""
+"""Longer than any round trip that `--link` accepts, and than a handshake repeated after a loss."""
 
 
 def handshake_ms(host: str, port: int = CLOSED_PORT) -> float:
-    """Milliseconds until `host` has answered, by accepting or by refusing.
+    """Milliseconds until `host` accepts or refuses the connection.
 
-    Raises OSError when it does not answer at all.
+    Raises OSError if it does neither.
     """
     with socket.socket() as asking:
         asking.settimeout(TIMEOUT_S)

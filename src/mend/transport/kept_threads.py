@@ -1,5 +1,5 @@
-"""Daemon threads that are kept for a while for the next jobs: to start one takes the interpreter's
-lock several times, and the one who starts it waits meanwhile."""
+"""Daemon threads that are kept for a while to run further jobs. Starting a thread takes the
+interpreter's lock several times, and its caller waits meanwhile."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 
 KEPT_S = 15.0
-"""How long a thread without a job stays."""
+"""How long a thread without a job is kept."""
 
 Job = Callable[[], None]
 
 
 class _Free:
-    """A thread that waits for its next job; none: it ends."""
+    """A thread that waits for its next job. If it is woken without a job, it ends."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -23,8 +23,9 @@ class _Free:
 
 
 class KeptThreads:
-    """Not an executor of concurrent.futures: the interpreter joins their threads at its end, before
-    anything has stopped their jobs, and no new job could begin from then on."""
+    """A pool of daemon threads. An executor of concurrent.futures would not do: at its exit the
+    interpreter joins those threads before anything has stopped their jobs, and accepts no new
+    jobs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,8 +35,8 @@ class KeptThreads:
         self._closed = False
 
     def run(self, job: Job) -> None:
-        """Run it at once, beside all others. It must not raise. Raises RuntimeError where no thread
-        can be started."""
+        """Run a job at once, concurrently with all others. The job must not raise. Raises
+        RuntimeError if no thread can be started."""
         with self._lock:
             free = self._free.pop() if self._free else None
         if free is not None:
@@ -54,7 +55,7 @@ class KeptThreads:
 
     def _work(self, own: _Free) -> None:
         while own.jobs:
-            own.jobs.pop()()  # what it holds is free before the next one is awaited
+            own.jobs.pop()()  # no reference to the job is kept while waiting for the next
             self._wait(own)
         self._threads.discard(threading.current_thread())
 
@@ -73,7 +74,7 @@ class KeptThreads:
             own.bell.acquire()
 
     def close(self, limit_s: float) -> None:
-        """End them; wait for those that have a job."""
+        """End the threads; wait up to `limit_s` for those that have a job."""
         with self._lock:
             self._closed, waiting, self._free = True, self._free, []
         for free in waiting:

@@ -1,5 +1,5 @@
-"""Reads payloads from lanes without having one: for followers, which serve nothing. Blocks; any
-number of threads may read at once, each over a connection of its own."""
+"""Reads payloads from the lanes of racks, for followers, which have no lane of their own. Calls
+block. Any number of threads may read concurrently, each over a connection of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransportError
 from mend.transport.bulk_link import ReaderEnd
-from mend.transport.bulk_wire import GONE, OK, lane_token, shut, tune
+from mend.transport.bulk_wire import GONE, OK, is_quiet, lane_token, shut, tune
 from mend.transport.probe import host_and_port
 from mend.transport.security import Secret, lane_secret_of
 from mend.transport.socks import connect_through
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 CONNECT_S = 5.0
 AHEAD = 2
-"""Requests under way on a connection: the next one is there when a reply has been sent."""
+"""Outstanding requests per connection, so that the holder always knows what to send next."""
 
 
 class LaneReader:
-    """Of one job. `secrets`: its keys or those of its readers; none where the job has no key.
-    `stall_ns`: a holder that sends nothing for longer is given up. Close it; threads that read
-    then end with TransportError."""
+    """Reads the payloads of one job. `secrets`: keys of the job or of its readers; empty if the job
+    has none. `stall_ns`: a read fails if the holder sends nothing for longer. It must be closed;
+    that ends the calls of other threads with TransportError."""
 
     def __init__(
         self, job: str, secrets: tuple[bytes, ...], socks_proxy: str, stall_ns: int
@@ -42,7 +42,7 @@ class LaneReader:
         self.bytes_received = 0
 
     def size(self, holder: Address, rank: int, key: bytes) -> int:
-        """Bytes of a payload. Raises as `read` does."""
+        """Size of a payload in bytes. Raises the same errors as `read`."""
         return self._with(holder, rank, lambda link: _sized(link, key))
 
     def read(
@@ -53,8 +53,9 @@ class LaneReader:
         ranges: Sequence[tuple[int, memoryview]],
         verify: Callable[[memoryview], None] = lambda _: None,
     ) -> None:
-        """Fill every (offset in the payload, bytes) of `ranges`, in order; `verify` gets
-        each that is there, and may raise. Raises PayloadGone, ChecksumMismatch, PeerUnreachable."""
+        """Fill all (offset in the payload, buffer) of `ranges`, in order. `verify` gets each buffer
+        once it is filled, and may raise. Raises PayloadGone, ChecksumMismatch,
+        PeerUnreachable."""
 
         def work(link: ReaderEnd) -> None:
             for number in range(min(AHEAD, len(ranges))):
@@ -77,17 +78,18 @@ class LaneReader:
         self._with(holder, rank, work)
 
     def _with(self, holder: Address, rank: int, work: Callable[[ReaderEnd], T]) -> T:
-        """Do it over an idle connection, which may have died unnoticed, or over a new one."""
+        """Do the work over an idle connection, or over a new one if that has died unnoticed."""
         while True:
             with self._lock:
-                idle = self._idle.setdefault((holder, rank), [])
+                idle = self._idle.get((holder, rank))
                 link, fresh = (idle.pop(), False) if idle else (None, True)
             if link is None:
+                self._close_dead()
                 link = self._connect(holder, rank)
             try:
                 done = work(link)
             except PayloadGone:
-                self._forget(link.sock)  # replies to other requests are under way
+                self._forget(link.sock)  # replies to other requests are in flight
                 raise
             except (OSError, EOFError) as error:
                 self._forget(link.sock)
@@ -98,7 +100,7 @@ class LaneReader:
                 self._forget(link.sock)
                 raise
             with self._lock:
-                self._idle[holder, rank].append(link)
+                self._idle.setdefault((holder, rank), []).append(link)
             return done
 
     def _connect(self, holder: Address, rank: int) -> ReaderEnd:
@@ -122,10 +124,24 @@ class LaneReader:
                 stall_ns = self._stall_ns
                 tune(sock, receive_ns=stall_ns, send_ns=stall_ns, dead_ns=stall_ns)
                 return ReaderEnd(sock, token, secret)
-            except (OSError, EOFError) as refused:  # perhaps it takes the next one
+            except (OSError, EOFError) as refused:  # perhaps it accepts the next secret
                 self._forget(sock)
                 error = refused
         raise _unreachable(holder, error)
+
+    def _close_dead(self) -> None:
+        """Close dead idle connections: to a rack that has moved to another address none is ever
+        used again."""
+        with self._lock:
+            links = [link for idle in self._idle.values() for link in idle]
+            dead = [link for link in links if not is_quiet(link.sock)]
+            self._idle = {
+                where: left
+                for where, idle in self._idle.items()
+                if (left := [link for link in idle if link not in dead])
+            }
+        for link in dead:
+            self._forget(link.sock)
 
     def _forget(self, sock: socket.socket) -> None:
         with self._lock:
@@ -133,7 +149,7 @@ class LaneReader:
         sock.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close all connections. Idempotent."""
         with self._lock:
             self._closed = True
             left, self._open = self._open, set()

@@ -1,13 +1,14 @@
 """Checks the addresses that peers name for themselves, in a job without keys.
 
-A hello names the address at which its sender is to be answered, and the receiver connects to it.
-Without keys that may be any address, by a wrong setting or on purpose. So an address is accepted
-only if it belongs to the machine that the connection comes from, or if it is in the receiver's own
+A hello names the address of its sender, and the receiver connects to it in order to answer. Without
+keys that may be any address, through a wrong setting or on purpose. So an address is accepted only
+if it belongs to the machine that the connection comes from, or if it is in the receiver's own
 settings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import threading
 import time
@@ -18,15 +19,15 @@ from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.whereabouts import Whereabouts
 
 NAMES_MAX = 256
-"""Names that are remembered; the oldest make room."""
+"""Limit of the names that are remembered; beyond it the oldest is forgotten."""
 
 LOOK_AGAIN_S = 10.0
 """Time between two look-ups of the same name."""
 
 
 class Origins:
-    """`configured`: addresses, `tcp://host:port`, from the settings of this process. Asks the
-    resolver on a thread of its own, about one name at a time: no call here waits for it."""
+    """`configured`: addresses, `tcp://host:port`, from the settings of this process. Names are
+    resolved in a separate thread, one at a time, so no call here waits for the resolver."""
 
     def __init__(self, configured: Iterable[str]) -> None:
         self._hosts = {_host(address) for address in configured}
@@ -35,8 +36,8 @@ class Origins:
         self._looking: threading.Thread | None = None
 
     def fits(self, address: str, number: str) -> bool:
-        """Whether `address` may be that of the peer connected from `number`. False, too, while
-        the name in it is being looked up: the name is sent again soon."""
+        """Whether `address` may be that of the peer connected from `number`. Also False while its
+        name is being looked up; the peer repeats it soon."""
         host = _host(address)
         if host is None:
             return False
@@ -64,7 +65,8 @@ class Origins:
                 daemon=True,  # a resolver that hangs cannot be stopped, and is not waited for
             )
             self._looking = look
-            look.start()
+            with contextlib.suppress(RuntimeError):  # no more threads now; the name comes again
+                look.start()
         return numbers
 
     def _look_up(self, host: str) -> None:
@@ -83,6 +85,6 @@ def _host(address: str) -> str | None:
 
 
 def _plain(number: str) -> str:
-    """Without the interface of a link-local address, and IPv4 where it is written as IPv6."""
+    """The address without the interface of a link-local one, and as IPv4 if it is mapped."""
     address = ipaddress.ip_address(number.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)

@@ -19,7 +19,7 @@ from mend.transport.socks import connect_through
 from mend.types import Address
 
 Answer = Literal["open", "refused", "silent", "no route", "no such name"]
-"""The result of a knock. silent: neither an acceptance nor a refusal came in time."""
+"""The result of a knock. silent: the port neither accepted nor refused in time."""
 
 GREETING = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f"
 """The first bytes of a ZeroMQ socket (ZMTP 2 and later); the eight in the middle may differ."""
@@ -38,7 +38,7 @@ class Knock(NamedTuple):
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of `tcp://host:port`. Raises ConfigError."""
+    """Host and port of `tcp://host:port`. Raises ConfigError."""
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or not colon or not port.isdecimal():
         rule, remedy = "must be tcp://host:port", "Write it like tcp://10.0.0.1:5555."
@@ -47,8 +47,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def numbers_of(host: str) -> tuple[str, ...]:
-    """The addresses that a name stands for here, in the order of the resolver; a number stands for
-    itself. Empty: there is no such name."""
+    """The addresses that a name resolves to on this machine, in the order of the resolver; a
+    numeric address resolves to itself. Empty: the name does not resolve."""
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -59,7 +59,7 @@ def numbers_of(host: str) -> tuple[str, ...]:
 def source_to(number: str) -> str | None:
     """The address of this machine from which packets to `number` would leave. None: no route.
 
-    Connecting a datagram socket asks the routing table and sends nothing.
+    Connecting a datagram socket consults the routing table and sends nothing.
     """
     family = socket.AF_INET6 if ":" in number else socket.AF_INET
     try:
@@ -71,7 +71,7 @@ def source_to(number: str) -> str | None:
 
 
 def cards() -> dict[str, str | None]:
-    """Network interface -> its first IPv4 address; None where it has none."""
+    """Network interface -> its first IPv4 address, or None."""
     addresses: dict[str, str | None] = {}
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
@@ -89,8 +89,8 @@ def _number_of(asking: socket.socket, name: str) -> str | None:
 
 
 async def knock(host: str, port: int, limit_s: float) -> Knock:
-    """Whether something listens there, by one TCP connection. Never raises for what the network
-    does."""
+    """Try one TCP connection, to find out whether something listens. Never raises for errors of
+    the network."""
     loop = asyncio.get_running_loop()
     try:
         looked = await asyncio.wait_for(
@@ -121,7 +121,7 @@ async def knock(host: str, port: int, limit_s: float) -> Knock:
 
 
 def knock_through(proxy: Address, to: Address, limit_s: float) -> Knock:
-    """The same through a SOCKS5 proxy. Blocks."""
+    """`knock` through a SOCKS5 proxy. Blocks."""
     try:
         with socket.create_connection(proxy, timeout=limit_s) as made:
             try:
@@ -135,7 +135,7 @@ def knock_through(proxy: Address, to: Address, limit_s: float) -> Knock:
 
 
 def _greets(made: socket.socket) -> bool:
-    """Whether the other end speaks as mend does."""
+    """Whether the other end greets as ZeroMQ."""
     said = b""
     with contextlib.suppress(OSError):
         while len(said) < len(GREETING) and (piece := made.recv(len(GREETING) - len(said))):
@@ -144,8 +144,9 @@ def _greets(made: socket.socket) -> bool:
 
 
 def trip_ns(to: Address, limit_s: float, proxy: Address | None = None) -> int | None:
-    """The time in which a TCP connection to `to` comes about: one round trip. With a SOCKS5 proxy
-    two to the proxy, and one from there on. None: no connection within the limit."""
+    """The time that a TCP connection to `to` takes: one round trip. With a SOCKS5 proxy, the time
+    from there: two round trips to the proxy and one beyond it. None: no connection within the
+    limit."""
     begun_ns = time.perf_counter_ns()
     try:
         with socket.create_connection(proxy or to, timeout=limit_s) as made:

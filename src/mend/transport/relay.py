@@ -1,8 +1,8 @@
-"""Carries connections on to other processes of the rack, so that one port of one host is enough.
+"""Relays connections to other processes of the rack, so that it needs only one port of one host.
 
-One thread carries all of them. It reads none of the bytes: what two ranks have sealed stays sealed.
-Per direction it holds at most one piece that the receiver has not taken yet, and reads no further
-until it has: a slow receiver slows only its own sender down.
+One thread relays all connections. It does not interpret the bytes: sealed bytes stay sealed. Per
+direction it buffers at most one piece, and reads no more until the receiver has taken it. So a slow
+receiver slows down only its own sender.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mend.transport.bulk_wire import shut, tune
 from mend.types import Address
 
 PIECE_BYTES = 256 << 10
-"""Read at once, and the most that is held for a receiver."""
+"""Size of one read, and limit of the bytes that are buffered for a receiver."""
 
 SYN_RETRIES = 2
-"""A process that does not answer is given up after about 7 s."""
+"""With two retries, a connection attempt without an answer ends after about 7 s."""
 
 CLOSE_S = 2.0
 
@@ -29,8 +29,8 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class _End:
-    """One side of a carried connection. `held`: bytes for it that it has not taken yet. `ended`: it
-    sends no more."""
+    """One end of a relayed connection. `held`: bytes that it has not taken yet. `ended`: it sends
+    no more."""
 
     def __init__(self, sock: socket.socket, to: Address) -> None:
         self.sock, self.to = sock, to
@@ -41,12 +41,12 @@ class _End:
 
 
 class Relay:
-    """Any number of connections, each with another one to where it is for. `dead_ns`: a side whose
-    kernel is silent for longer is given up."""
+    """Relays any number of connections, each over a second one to its destination. `dead_ns`: a
+    connection ends if the kernel of one end is silent for longer."""
 
     def __init__(self, name: str, dead_ns: int) -> None:
         self.bytes_carried = 0
-        """Both directions together."""
+        """Total of both directions."""
         self._name, self._dead_ns = name, dead_ns
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -60,9 +60,9 @@ class Relay:
         self._piece = memoryview(bytearray())
 
     def carry(self, near: socket.socket, to: Address, most: int) -> bool:
-        """Connect to `to`, a number and a port, and carry `near`, which is this object's from now
-        on. False, and `near` stays the caller's: `most` connections to there are open, or this is
-        closed, or out of something."""
+        """Connect to `to`, a numeric address and a port, and relay `near`, which belongs to this
+        object from now on. Returns False, and leaves `near` to the caller, if `most` connections to
+        `to` are open, or this relay is closed or out of a resource."""
         with self._lock:
             if self._closed or self._open[to] >= most or not self._begun():
                 return False
@@ -104,7 +104,7 @@ class Relay:
         return far
 
     def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # it rings already
+        with contextlib.suppress(OSError):  # the buffer is full, so it rings already
             self._ringer.send(b"x")
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Relay:
                     if key.data is None:
                         with contextlib.suppress(BlockingIOError):
                             self._bell.recv(PIECE_BYTES)
-                    elif key.data.watched:  # or its connection has ended since
+                    elif key.data.watched:  # else its connection has just ended
                         self._go_on(key.data, events)
         finally:
             with self._lock:
@@ -139,14 +139,14 @@ class Relay:
             self._free()
 
     def _take_new(self) -> bool:
-        """False: this is closed."""
+        """Begin to relay new connections. Returns False if this relay is closed."""
         with self._lock:
             new, self._new = self._new, []
             closed = self._closed
         for near, far in new:
             try:
                 near.sock.setblocking(False)
-                self._watch(far, _WRITE)  # until it is connected `near` is not read
+                self._watch(far, _WRITE)  # `near` is not read before `far` is connected
             except OSError:
                 self._end(near)
         return not closed
@@ -168,7 +168,7 @@ class Relay:
             self._watch(each, (_READ if reads else 0) | (_WRITE if each.held else 0))
 
     def _give(self, end: _End) -> None:
-        """It takes bytes now, or its connection has come about, or failed."""
+        """Handle an end that takes bytes again, or whose connection is established or failed."""
         if wrong := end.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(wrong, "the connection broke")
         if end.held:
@@ -225,5 +225,5 @@ class Relay:
 
 
 def _close(sock: socket.socket) -> None:
-    shut(sock)  # a fork of this process may have a copy, which would keep the connection
+    shut(sock)  # a forked process may have a copy, which would keep the connection open
     sock.close()

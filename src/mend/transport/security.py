@@ -3,7 +3,7 @@
 All keys of a process follow from one secret that the members of a job share:
 
     secret --HKDF--> server key pair of every sideband           one for all, pinned by clients
-                     client key pair of each process             (rack, rank), or a person's tools
+                     client key pair of each process             of (rack, rank), or of tools
                      lane secret --HKDF--> two keys per connection, with fresh random of both sides
 
 A secret proves membership, not identity: its owner can derive the keys of all members.
@@ -31,13 +31,14 @@ SECRETS_MAX = 4
 """Secrets that a process accepts at once: the newest, and those that are being replaced."""
 
 PERSON = Peer(PERSON_RACK, 0)
-"""The peer of tools: `mend top`, `mend doctor`, `mend retire`, a launcher."""
+"""The peer number of tools: `mend top`, `mend doctor`, `mend retire`, a launcher."""
 
 READER = Peer(READER_RACK, 0)
-"""The peer of those who hold a reader's key: they are answered, and not heard otherwise."""
+"""The peer number of clients with a reader's key. They get answers; anything else that they send
+is ignored."""
 
 READER_BYTES = 2 * SECRET_BYTES
-"""A reader's key: a secret that follows from the job's, and the public key of its sidebands."""
+"""Size of a reader's key: a secret derived from the job's, and the public key of its sidebands."""
 
 RANDOM_BYTES = 32
 TAG_BYTES = 16
@@ -47,19 +48,19 @@ _NONCE_BYTES = 12
 
 
 class BadSeal(TransportError):
-    """Bytes that were not sealed for this place of this connection by a member of the job."""
+    """The bytes were not sealed by a member of the job for this place of this connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """A CurveZMQ key pair, as libzmq takes it."""
+    """A CurveZMQ key pair in the encoding of libzmq."""
 
     public: bytes
     secret: bytes
 
 
 class Secret:
-    """One secret of a job and the keys that follow from it. `conceal`: the payloads of the lane are
+    """One secret of a job and the keys derived from it. `conceal`: whether payloads of the lane are
     encrypted, and not only authenticated."""
 
     def __init__(self, secret: bytes, *, conceal: bool = True) -> None:
@@ -88,18 +89,18 @@ class Secret:
         return self._pair(b"sideband client " + peer.rack.to_bytes(2) + peer.rank.to_bytes(2))
 
     def reader(self) -> Secret:
-        """The secret of those who may read the merged model and nothing else. The job's secret does
-        not follow from it."""
+        """The secret of readers, who may read the merged model and nothing else. The job's secret
+        cannot be derived from it."""
         return Secret(self._derive(b"reader"), conceal=self.conceal)
 
     def reader_key(self) -> bytes:
-        """What a reader is given."""
+        """The key that a reader is given."""
         return self._derive(b"reader") + z85.decode(self.server().public)
 
     def lane(self, job: bytes, reader: bytes, holder: bytes) -> tuple[Channel, Channel]:
-        """(requests, replies) of one connection. `job`: the lane's token; `reader`, `holder`: what
-        each side has drawn for this connection alone."""
-        ensure(len(reader) == len(holder) == RANDOM_BYTES, "not the random of two sides")
+        """The channels (requests, replies) of one connection. `job`: the lane's token. `reader`,
+        `holder`: random bytes that each end has drawn for this connection."""
+        ensure(len(reader) == len(holder) == RANDOM_BYTES, "not the random bytes of two ends")
         purpose = b"mend 1 lane connection " if self.conceal else b"mend 1 lane open connection "
         made = HKDF(
             algorithm=SHA256(), length=2 * _KEY_BYTES, salt=reader + holder, info=purpose + job
@@ -109,8 +110,8 @@ class Secret:
 
 
 class Secrets:
-    """The secrets that a process accepts: the first is its own; the others are being replaced, or
-    are about to replace it. `me`: the process; `conceal`: as in Secret."""
+    """The secrets that a process accepts. The first is the one that it uses; the others are being
+    replaced, or are about to replace it. `me`: the process; `conceal`: as in Secret."""
 
     def __init__(
         self, secrets: Iterable[bytes], me: Peer = PERSON, *, conceal: bool = True
@@ -135,9 +136,9 @@ class Secrets:
         return _named(self._readers, name)
 
     def guests(self, ranks: int) -> dict[bytes, Peer]:
-        """Public key -> peer, of all clients that may connect to this process's sideband. A leader
-        and the witness accept the leaders of all racks, the witness and tools; a leader also its
-        own ranks; any other rank its leader alone."""
+        """Public key -> peer, for all clients that may connect to this process's sideband. A leader
+        and the witness accept the leaders of all racks, the witness, tools and readers. A leader
+        also accepts its own ranks. Any other rank accepts only its leader."""
         rack, rank = self.me
         if rank != 0:
             peers = [Peer(rack, 0)]
@@ -159,8 +160,8 @@ def _named(secrets: Iterable[Secret], name: bytes) -> Secret | None:
 
 
 def ways_of(keys: Iterable[bytes]) -> list[tuple[CurveKeys, CurveKeys]]:
-    """Per key of a client, its own key pair and that of the sidebands, of which a reader knows the
-    public half alone. `keys`: of the job, or of readers."""
+    """For each key of a client, its own key pair and that of the sidebands, of which a reader knows
+    only the public key. `keys`: of the job, or of readers."""
     found = []
     for key in keys:
         if len(key) == READER_BYTES:
@@ -172,15 +173,15 @@ def ways_of(keys: Iterable[bytes]) -> list[tuple[CurveKeys, CurveKeys]]:
 
 
 def lane_secret_of(key: bytes, *, conceal: bool) -> Secret:
-    """The secret with which the owner of a key reads from lanes."""
+    """The secret that the owner of a key reads from lanes with."""
     return Secret(key[:SECRET_BYTES], conceal=conceal)
 
 
 class Channel:
-    """One direction of one lane connection. Both sides count the pieces, so that a piece that is
-    repeated, left out, moved or of another connection does not open.
+    """One direction of one lane connection. Both ends count the pieces, so a piece that is
+    repeated, left out, moved or from another connection does not open.
 
-    AES-256-GCM; the nonce is the count, and no key is used for two connections or directions.
+    AES-256-GCM. The nonce is the count, and no key is used for two connections or directions.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -192,11 +193,13 @@ class Channel:
         return self._count.to_bytes(_NONCE_BYTES)
 
     def seal(self, plain: bytes | memoryview, about: bytes | memoryview, into: memoryview) -> None:
-        """`into`: TAG_BYTES longer than `plain`. `about` is authenticated and not sent."""
+        """Seal `plain` into `into`, which is TAG_BYTES longer. `about` is authenticated, not
+        sent."""
         self._aead.encrypt_into(self._nonce(), plain, about, into)
 
     def open(self, sealed: memoryview, about: bytes | memoryview, into: memoryview) -> None:
-        """Raises BadSeal; then `into` is invalid, and the connection must be closed."""
+        """Open `sealed` into `into`. Raises BadSeal; then `into` is invalid, and the caller must
+        close the connection."""
         try:
             self._aead.decrypt_into(self._nonce(), sealed, about, into)
         except InvalidTag:

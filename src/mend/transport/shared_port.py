@@ -1,12 +1,13 @@
 """One port for the lanes of several processes of a host.
 
-The process that could bind the port is the door. The first bytes of a connection have the token of
-the rank that is wanted; the door hands a connection for another rank over to that process, which
-then serves it alone: no byte is copied. The processes find each other by names of abstract Unix
-sockets. A process that can send to these can also connect to the port, so its messages are
-trusted no more than those of a connection.
+The process that was able to bind the port is the door. The first bytes of a connection contain the
+token of the requested rank. The door passes a connection for another rank to the process of that
+rank as a file descriptor, so no byte is copied. The processes find each other by the names of
+abstract Unix sockets. A process that can send to these can also connect to the port, so its
+messages are trusted no more than those of a connection.
 
-A connection that greets as ZeroMQ is for the sideband of the rack's leader, whose token is the job.
+A connection that greets as ZeroMQ is for the sideband of the rack's leader. The leader's token is
+`job`.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from mend.errors import AddressInUse
 from mend.transport.bulk_wire import HELLO, TOKEN_BYTES
 
 LOOK_S = 0.5
-"""How often a process that is not the door looks whether there is one."""
+"""How often a process that is not the door checks whether there is one."""
 
 SIDEBAND = b"\xff"
-"""The first byte of a ZeroMQ greeting, and of no greeting of a lane."""
+"""The first byte of a ZeroMQ greeting. No greeting of a lane begins with it."""
 
 PEEK_MS = 20
 HAND_S = 1.0
-"""Longest wait for a process whose queue is full; the reader then tries again."""
+"""Longest wait for a process whose queue is full. Afterwards the reader has to retry."""
 
 
 class SharedPort:
-    """One process's part. `token`: of its rank; `job`: the same in all processes that share."""
+    """The part of one process. `token`: of its rank. `job`: equal in all processes that share the
+    port."""
 
     def __init__(self, port: int, token: bytes, job: bytes) -> None:
         self.port, self._token, self._job = port, token, job
@@ -44,16 +46,17 @@ class SharedPort:
         return b"\0mend lane %d %s" % (self.port, token.hex().encode())
 
     def has_door(self) -> bool:
-        """Whether a process of this job listens at the port and hands connections over."""
+        """Whether a process of this job listens at the port and passes connections on."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
             return way.connect_ex(self._door_name) == 0
 
     def open_door(self) -> None:
-        """This process listens at the port from now on."""
+        """Become the door: this process listens at the port now."""
         self._door = _bound(self._door_name, self.port)
 
     def take(self) -> socket.socket | None:
-        """A connection for this rank. None: none has come for LOOK_S, or this is closed."""
+        """Wait for a connection for this rank. None: there was none for LOOK_S, or this is
+        closed."""
         try:
             _, descriptors, _, _ = socket.recv_fds(self._mail, 1, 1)
         except OSError:
@@ -61,8 +64,8 @@ class SharedPort:
         return socket.socket(fileno=descriptors[0]) if descriptors else None
 
     def hand(self, sock: socket.socket, wanted: bytes) -> bool:
-        """Hand a connection over to the process of this host that it is for, see `wanted_in`.
-        False: there is none, or it is this one. Only the door may hand."""
+        """Pass a connection to the process of this host that it is for (see `wanted_in`). Returns
+        False if there is none, or it is this one. Only the door may do this."""
         token = self._job if wanted == SIDEBAND else wanted
         if token == self._token:
             return False
@@ -76,11 +79,11 @@ class SharedPort:
         return True
 
     def wake(self) -> None:
-        """The next or present `take` returns at once. A shutdown would not do: without bytes a
-        datagram socket with a time-out goes on to look."""
+        """Make the current or next `take` return at once. A shutdown has no such effect: without
+        data, a datagram socket with a time-out continues to wait."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
             way.setblocking(False)
-            with contextlib.suppress(OSError):  # its queue is full, so nobody waits
+            with contextlib.suppress(OSError):  # the queue is full, so `take` does not wait
                 way.sendto(b"x", self._name(self._token))
 
     def close(self) -> None:
@@ -101,8 +104,8 @@ def _bound(name: bytes, port: int) -> socket.socket:
 
 
 def wanted_in(sock: socket.socket, until_ns: int) -> bytes:
-    """The token in the greeting, or SIDEBAND; the greeting stays to be read. Empty: none came in
-    time."""
+    """Peek at the greeting of a connection. Returns its token, or SIDEBAND; empty if no greeting
+    arrived in time."""
     poller = select.poll()
     poller.register(sock, select.POLLRDHUP)
     while time.monotonic_ns() < until_ns:
@@ -117,5 +120,5 @@ def wanted_in(sock: socket.socket, until_ns: int) -> bytes:
         if not greeting:
             break
         if poller.poll(PEEK_MS):
-            break  # it has ended in the middle
+            break  # the other end has closed it within the greeting
     return b""

@@ -1,5 +1,5 @@
-"""A client of SOCKS5 (RFC 1928) for the lane, without a password: the connection that it opens is
-encrypted and authenticated by the key of the job."""
+"""A SOCKS5 client (RFC 1928) without a password. Connections through the proxy are encrypted and
+authenticated with the key of the job."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ REASONS = {
 
 
 def connect_through(proxy: socket.socket, to: Address) -> None:
-    """Have the proxy at the other end connect to `to`; afterwards the socket is that connection.
-    Names are resolved by the proxy. Raises ConnectionError (ConnectionRefusedError, where the
-    connection was refused behind the proxy), and what the socket raises."""
+    """Make the proxy at the other end of the socket connect to `to`. Afterwards the socket is that
+    connection. The proxy resolves names. Raises ConnectionError (ConnectionRefusedError if the
+    connection was refused behind the proxy), and other errors of the socket."""
     proxy.sendall(bytes((VERSION, 1, NO_AUTHENTICATION)))
     if _read(proxy, 2) != bytes((VERSION, NO_AUTHENTICATION)):
         raise ConnectionError("the proxy is no SOCKS5 proxy, or wants a password")
@@ -58,12 +58,12 @@ def _name(host: str) -> bytes:
 def _encoded(host: str) -> bytes:
     try:
         return host.encode("idna")
-    except UnicodeError as error:  # of a part that is empty or too long
+    except UnicodeError as error:  # a part is empty or too long
         raise ConnectionError(f"{host!r} is no name of a host: {error}") from None
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes, and none of what follows them."""
+    """Read exactly `size` bytes, and none of what follows."""
     data = b""
     while len(data) < size:
         piece = sock.recv(size - len(data))

@@ -1,10 +1,10 @@
 """Asks the sidebands of a job for their status, without a thread.
 
 There is one DEALER per address and accepted key. Queues stay short: a question is dropped while the
-last one has not left, and of the unread answers only ANSWERS_KEPT are kept.
+one before it has not left, and only ANSWERS_KEPT unread answers are kept.
 
-With a SOCKS proxy there is a second one, through it: a client may run in the cluster of any rack,
-or in none, and so does not know which racks are behind the proxy.
+With a SOCKS proxy there is a second DEALER that connects through it: a client may run in the
+cluster of any rack, or in none, so it does not know which racks are behind the proxy.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -43,10 +44,10 @@ _GONE = int(zmq.EVENT_DISCONNECTED)
 class Way(Enum):
     """The state of the connection to an address.
 
-    CLOSED: no connection. HUNG_UP: something listens there, and hangs up at once: a sideband with
-    another key than ours, or no sideband. OPEN: something listens there. LOCKED: a sideband that
-    has a key where we have none, or none where we have one. SPEAKS: it is a sideband, or another
-    ZeroMQ socket.
+    CLOSED: no connection. HUNG_UP: something listens there and closes connections at once. It is a
+    sideband with another key, or no sideband. OPEN: something listens there. LOCKED: a sideband
+    that needs a key where this client has none, or the other way round. SPEAKS: a sideband, or
+    another ZeroMQ socket.
     """
 
     CLOSED = "closed"
@@ -61,7 +62,7 @@ class _Watched:
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     tunnelled: bool = False
-    """It is connected to the near end of a tunnel, which says nothing about the far one."""
+    """Whether it connects to the near end of a tunnel, which says nothing about the far end."""
     way: Way = Way.CLOSED
 
     def close(self) -> None:
@@ -71,15 +72,15 @@ class _Watched:
 
 
 class StatusClient:
-    """Questions to, and answers from, any number of addresses. Close it. `secrets`: of the job,
-    or of its readers.
-    `socks_proxy`: `tcp://host:port`, or empty. Raises ConfigError for what is none."""
+    """Sends questions to any number of addresses and receives the answers. It must be closed.
+    `secrets`: keys of the job or of its readers. `socks_proxy`: `tcp://host:port`, or empty. Raises
+    ConfigError if it is malformed."""
 
     def __init__(
         self, answer_bytes_max: int, secrets: tuple[bytes, ...] = (), socks_proxy: str = ""
     ) -> None:
         self._proxy = Address(*host_and_port(socks_proxy)) if socks_proxy else None
-        self._tunnels: list[Tunnel] = []
+        self._tunnels: dict[str, Tunnel] = {}
         self._keys: list[tuple[CurveKeys, CurveKeys] | None] = [None]
         if secrets:
             self._keys = [*ways_of(secrets)]
@@ -89,7 +90,8 @@ class StatusClient:
         self._watched: dict[str, list[_Watched]] = {}
 
     def watch(self, address: str) -> None:
-        """Open the way to `tcp://host:port`; once. Raises ConfigError for what is no address."""
+        """Connect to `tcp://host:port`, unless that was done before. Raises ConfigError if it is
+        not an address, TransportError if this process can open no tunnel to it."""
         if address in self._watched:
             return
         port = address.rpartition(":")[2]
@@ -100,12 +102,15 @@ class StatusClient:
         try:
             opened.extend(self._open(address, keys) for keys in self._keys)
             if self._proxy is not None and not _is_loopback(address):
-                self._tunnels.append(Tunnel(self._proxy, Address(*host_and_port(address))))
-                near = self._tunnels[-1].address
+                tunnel = Tunnel(self._proxy, Address(*host_and_port(address)))
+                self._tunnels[address] = tunnel
+                near = tunnel.address
                 opened.extend(self._open(near, keys, tunnelled=True) for keys in self._keys)
-        except ConfigError:
+        except BaseException:
             for watched in opened:
                 watched.close()
+            if (made := self._tunnels.pop(address, None)) is not None:
+                made.close()
             raise
         for watched in opened:
             self._poller.register(watched.socket, zmq.POLLIN)
@@ -137,24 +142,35 @@ class StatusClient:
         except zmq.ZMQError as error:
             _Watched(socket, monitor).close()
             raise ConfigError(
-                "address", address, "is no address", "Give tcp://host:port."
+                "address", address, "is not an address", "Give tcp://host:port."
             ) from error
         return _Watched(socket, monitor, tunnelled)
 
+    def keep(self, addresses: Collection[str]) -> None:
+        """Close the connections to all other addresses."""
+        for address in self._watched.keys() - set(addresses):
+            for watched in self._watched.pop(address):
+                self._poller.unregister(watched.socket)
+                self._poller.unregister(watched.monitor)
+                watched.close()
+            if (tunnel := self._tunnels.pop(address, None)) is not None:
+                tunnel.close()
+
     def way(self, address: str) -> Way:
-        """As it was at the end of the last `collect`."""
+        """The state at the end of the last `collect`."""
         order = list(Way)
         return max((each.way for each in self._watched[address]), key=order.index)
 
     def ask(self, address: str, frame: bytes) -> None:
-        """Never blocks; dropped while the last question has not left."""
+        """Send a question. Never blocks; drops the question while the one before it has not
+        left."""
         for each in self._watched[address]:
             with contextlib.suppress(zmq.Again):
                 each.socket.send(frame, zmq.DONTWAIT)
 
     def collect(self, limit_s: float) -> list[tuple[str, bytes]]:
-        """(address, frame) of what has come, in order per address; waits up to the limit for the
-        first."""
+        """(address, frame) of the answers that have arrived, in order per address. Waits up to
+        `limit_s` for the first."""
         end = time.monotonic() + limit_s
         answers: list[tuple[str, bytes]] = []
         while not answers:
@@ -177,9 +193,9 @@ class StatusClient:
         while readable(watched.monitor):
             event = int(recv_monitor_message(watched.monitor, zmq.DONTWAIT)["event"])
             if event in (_GONE, _CONNECTED) and watched.way in (Way.LOCKED, Way.HUNG_UP):
-                continue  # it hangs up after its no, and is asked again
+                continue  # the refusal stands, although ZeroMQ connects again
             if event == _GONE and watched.way is Way.OPEN:
-                watched.way = Way.HUNG_UP  # without a handshake
+                watched.way = Way.HUNG_UP  # closed without a handshake
                 continue
             connected = Way.CLOSED if watched.tunnelled else Way.OPEN
             ways = {_CONNECTED: connected, _SPEAKS: Way.SPEAKS}
@@ -191,7 +207,7 @@ class StatusClient:
             watched.close()
         self._watched = {}
         self._context.destroy(linger=0)
-        for tunnel in self._tunnels:
+        for tunnel in self._tunnels.values():
             tunnel.close()
 
 

@@ -1,7 +1,7 @@
 """The user-space device of `--link`: forwards IP packets with delay and loss.
 
-Run as a file (`python -I tun.py ...`), so that nothing else of mend is imported: it starts in a few
-milliseconds, and forwards a packet in some 10 us. The interfaces vanish with the process.
+It runs as a script (`python -I tun.py ...`) that imports nothing else of mend, so it starts in a
+few milliseconds. It forwards a packet in about 10 us. The interfaces end with the process.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 
 PACKET_BYTES_MAX = 65_535
 READS_MAX = 64
-"""Packets taken from one interface before those that are due are looked at again."""
+"""Limit of the packets that are read from one interface before due packets are forwarded."""
 
 QUEUE_NS_MAX = 100_000_000
 """A packet that would wait longer than this for others to the same interface is dropped."""
 
 BITS = 8_000_000_000
-"""Bits of a byte times nanoseconds of a second."""
+"""Bits per byte times nanoseconds per second."""
 
 
 class Wire:
     """Decides which packets are lost, and when the others arrive. Deterministic: time is an
-    argument, and chance is drawn from the seed and the packet's number.
+    argument, and losses are drawn from the seed and the packet's number.
 
-    The senders' rate is limited before packets come here (tbf); here those from several senders to
-    one receiver share its rate, too. Packets to one receiver keep their order.
+    The kernel (tbf) limits the rate of each sender before its packets arrive here. Here packets
+    from several senders to one receiver also share the receiver's rate. Packets to one receiver
+    keep their order.
     """
 
     def __init__(self, *, rate_bits: int, one_way_ns: int, loss: float, seed: int) -> None:
@@ -46,7 +47,7 @@ class Wire:
         """Counts of packets: received, lost on purpose, dropped at a full queue."""
 
     def take(self, packet: bytes, to: int, now_ns: int) -> None:
-        """A packet for interface `to` has come."""
+        """Take a packet for interface `to`."""
         self.taken += 1
         if self._lost_below and self._draw(self.taken) < self._lost_below:
             self.lost += 1
@@ -59,12 +60,12 @@ class Wire:
         heapq.heappush(self._heap, (start_ns + self._one_way_ns, self.taken, to, packet))
 
     def _draw(self, number: int) -> int:
-        """64 random bits, the same for the same seed and number."""
+        """64 pseudo-random bits of a seed and a number."""
         named = struct.pack("!QQ", self._seed, number)
         return int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big")
 
     def pop_arrived(self, now_ns: int) -> list[tuple[int, bytes]]:
-        """Remove the packets that have arrived: (interface, packet), in order of arrival."""
+        """Remove and return the packets that have arrived: (interface, packet), in order."""
         packets = []
         while self._heap and self._heap[0][0] <= now_ns:
             _, _, to, packet = heapq.heappop(self._heap)
@@ -73,24 +74,24 @@ class Wire:
 
     @property
     def deadline_ns(self) -> int | None:
-        """When the next packet arrives. None: nothing is on the way."""
+        """When the next packet arrives. None: no packet is in flight."""
         return self._heap[0][0] if self._heap else None
 
 
 def destination(packet: bytes) -> bytes | None:
-    """The destination of an IPv4 packet as 4 bytes. None: it is no IPv4 packet."""
+    """The destination of an IPv4 packet as 4 bytes. None: it is not an IPv4 packet."""
     return packet[16:20] if len(packet) >= 20 and packet[0] >> 4 == 4 else None
 
 
 def open_tun(name: str) -> int:
-    """Make a TUN interface in this process's network namespace; it lives as long as the file."""
+    """Create a TUN interface in this process's network namespace. It ends with the file."""
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
     return tun
 
 
 def forward(tuns: dict[bytes, int], wire: Wire) -> None:
-    """Carry packets between the interfaces (by address) for ever."""
+    """Forward packets between the interfaces (by address). Does not return."""
     files = list(tuns.values())
     while True:
         due_ns = wire.deadline_ns
@@ -101,7 +102,7 @@ def forward(tuns: dict[bytes, int], wire: Wire) -> None:
         for to, packet in wire.pop_arrived(time.monotonic_ns()):
             try:
                 os.write(to, packet)
-            except OSError:  # its interface is down or full: a network drops such a packet, too
+            except OSError:  # its interface is down or full, where a network drops packets, too
                 wire.dropped += 1
 
 
@@ -117,7 +118,8 @@ def _take_all(tun: int, tuns: dict[bytes, int], wire: Wire) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """`RATE_BITS ONE_WAY_NS LOSS SEED NAME=ADDRESS...`; says `ready` once the interfaces exist."""
+    """`RATE_BITS ONE_WAY_NS LOSS SEED NAME=ADDRESS...`. Prints `ready` once the interfaces
+    exist."""
     rate_bits, one_way_ns, loss, seed, *sites = arguments
     named = (site.partition("=") for site in sites)
     tuns = {bytes(map(int, host.split("."))): open_tun(name) for name, _, host in named}

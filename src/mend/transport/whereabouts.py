@@ -1,6 +1,6 @@
-"""The names and addresses of this machine, and the address that a peer would see.
+"""Finds the names and addresses of this machine, and the address that a peer would see.
 
-Asks the resolver and the routing table; sends nothing to a peer.
+Consults the resolver and the routing table; sends nothing to a peer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Iterable
 from mend.transport.probe import numbers_of, source_to
 
 LOOKUP_S = 5.0
-"""Limit for looking up all names of one call."""
+"""Limit of one call that looks up names, for all of them together."""
 
 
 def inside(listens_at: str, advertised: str) -> str:
-    """The number at which the other machines of its rack reach this one: where it listens, or the
-    source of its packets to `advertised`, which may be the host of another machine of the rack, or
-    one that only other racks reach. `advertised` itself where it has no route."""
+    """The numeric address at which the other machines of the rack reach this one: the address where
+    it listens, or the source of its packets to `advertised`. `advertised` may be another machine of
+    the rack, or a host that only other racks reach; if there is no route to it, it is returned
+    itself."""
     host = advertised if listens_at in ("", "*", "0.0.0.0", "::") else listens_at
     sources = map(source_to, numbers_of(host))
     return next((source for source in sources if source is not None), host)
@@ -38,8 +39,8 @@ class Whereabouts:
         return socket.gethostname()
 
     def look_up(self, hosts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """The addresses of each host, all looked up at once; () for one that has none, or none
-        within the limit."""
+        """The addresses of each host, all looked up concurrently; () for a host without any, or
+        whose look-up exceeds the limit."""
         wanted = dict.fromkeys(hosts)
         numbers: dict[str, tuple[str, ...]] = {}
         threads = [
@@ -60,7 +61,7 @@ class Whereabouts:
         return {host: self._known.get(host, ()) for host in wanted}
 
     def is_here(self, number: str) -> bool:
-        """Whether the address is one of this machine: then, and only then, it can be bound."""
+        """Whether this machine has the address: then, and only then, it can be bound."""
         try:
             if ipaddress.ip_address(number).is_unspecified:
                 return False

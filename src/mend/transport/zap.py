@@ -1,8 +1,8 @@
 """Decides who may connect to a sideband with keys: the ZAP handler (RFC 27) of libzmq.
 
 CURVE alone proves only that a client has some key pair. At each handshake libzmq asks over an
-inproc socket whether this client may connect, and admits every client where nothing listens there.
-Therefore the sockets of a sideband enforce their domain: without an answer no client gets in.
+inproc socket whether this client may connect, and admits every client if nothing listens there. So
+the sockets of a sideband enforce their domain: without an answer no client is admitted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"mend"
 
 COUNTED_MAX = 1_000
+"""Limit of the failed handshakes that are counted."""
 
 ANSWERS_PER_TURN = 16
 FLOOD_REST_S = 0.01
 """Pause after ANSWERS_PER_TURN answers in a row: a flood of handshakes costs the loop at most 1,600
-answers a second, and libzmq's thread as many handshakes. Others wait there for their turn."""
+answers a second, and libzmq's thread as many handshakes. Further ones wait in its queue."""
 
 HANDSHAKE_FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _VERSION = b"1.0"
@@ -33,8 +34,8 @@ _POLLIN, _DONTWAIT = int(zmq.POLLIN), int(zmq.DONTWAIT)
 
 
 class Zap:
-    """Answers for one context, on the loop. `guests`: public key -> who has it. Make it before the
-    socket that it protects; close it after that one."""
+    """Answers for one context, on the event loop. `guests`: public key -> its owner. Create it
+    before the socket that it protects, and close it after that."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], guests: Mapping[bytes, Peer]
@@ -50,14 +51,14 @@ class Zap:
     def _watch(self) -> None:
         self._resting = None
         self._loop.add_reader(self._socket.fileno(), self._answer)
-        self._answer()  # the descriptor signals edges
+        self._answer()  # the descriptor is edge-triggered
 
     def _answer(self) -> None:
         for _ in range(ANSWERS_PER_TURN):
             if not cast(int, self._socket.get(zmq.EVENTS)) & _POLLIN:
                 return
             said = self._socket.recv_multipart(_DONTWAIT)
-            if len(said) != 7:  # of another mechanism, which has no key
+            if len(said) != 7:  # another mechanism, which has no key
                 said = [_VERSION, said[1] if len(said) > 1 else b"", b"", b"", b"", b"", b""]
             _, request, domain, _, _, mechanism, key = said
             guest = None
@@ -79,7 +80,7 @@ class Zap:
 
 class Strangers:
     """Counts failed handshakes at a protected socket: clients with another key, or without one.
-    Stops at COUNTED_MAX, as each costs the loop a little."""
+    Stops at COUNTED_MAX, because each takes some time of the loop."""
 
     def __init__(self, server: zmq.Socket[bytes]) -> None:
         self.count = 0

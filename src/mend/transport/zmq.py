@@ -1,20 +1,21 @@
-"""The control plane over ZeroMQ. One ROUTER in, one DEALER out per peer; never blocks.
+"""The control plane over ZeroMQ: one ROUTER receives, and one DEALER per peer sends. Never blocks.
 
-Why IMMEDIATE and an `early` queue of our own. By default a DEALER queues for a dead peer until
-SNDHWM and then drops what is *new*: a peer that comes back first hears the oldest thousand frames.
-With IMMEDIATE=1 libzmq queues only on an open connection and throws the queue away with it, and
-`send` is False while there is none, which is the truth. It would also drop the first frames after
-`connect`, before the handshake is through, so these wait in a short queue that forgets the oldest;
-it is used once per address.
+Why IMMEDIATE and a separate `early` queue: by default a DEALER queues frames for a dead peer up to
+SNDHWM and then drops *new* ones, so a peer that returns would first get the oldest thousand frames.
+With IMMEDIATE=1, libzmq queues only on an open connection and discards the queue with it, and
+`send` correctly returns False without one. But the first frames after `connect`, before the end of
+the handshake, would also be dropped. They wait in a short queue that discards the oldest. It is
+used once per address.
 
-Why no ZeroMQ heartbeats. An I/O thread answers them even if the process hangs, and they cut a
-healthy connection when one large frame takes longer than their time-out. The protocol's own
-heartbeats detect death; here TCP_MAXRT and CONNECT_TIMEOUT only make sure that a healed link is
-used within about two seconds, not after the kernel's backed-off retransmissions.
+Why no ZeroMQ heartbeats: an I/O thread answers them even if the process hangs, and they cut a
+healthy connection if one large frame takes longer than their time-out. The heartbeats of the
+protocol detect death. TCP_MAXRT and CONNECT_TIMEOUT only make sure that a repaired link is used
+within about two seconds, and not after the kernel's backed-off retransmissions.
 
-With secrets every connection is CURVE: the server's key is pinned, and the client's says which
-process it is, so that a frame comes with the `Peer` that sent it. While a secret is being replaced
-a process connects once per secret, as a server has one key pair; the way that opens is used.
+With secrets, every connection uses CURVE. The server's key is pinned. The client's key identifies
+its process, so every frame comes with the `Peer` that sent it. While a secret is being replaced, a
+process connects once per secret, because a server has only one key pair, and uses the connection
+that opens.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from mend.transport.zap import Strangers, Zap, peer_of, pin, protect
 from mend.types import Address, Peer
 
 INBOX_FRAMES_MAX = 16
-"""Per connection, before they are read. What comes after them waits in the kernel's buffers, which
-are bounded in bytes, and then at its sender."""
+"""Limit of the unread frames per connection. Further ones wait in the kernel's buffers, which are
+bounded in bytes, and then at the sender."""
 
 OUTBOX_FRAMES_MAX = 64
-"""Per peer, and no fewer than wait for its first connection. Every state is whole and repeated:
-what waits longer is out of date, and costs memory (a frame has up to 8 MiB) and the reader time."""
+"""Limit of the unsent frames per peer, not less than EARLY_FRAMES_MAX. Every state is whole and
+repeated, so older frames are out of date, and cost memory (up to 8 MiB each) and time to read."""
 
 EARLY_FRAMES_MAX = 64
 EARLY_BYTES_MAX = 1 << 20
@@ -52,36 +53,35 @@ FAREWELL_MS = 300
 HANDSHAKE_MS = 5_000
 RECONNECT_MS_MIN, RECONNECT_MS_MAX = 100, 2_000
 RECONNECT_MS_REPLACING = 1_000
-"""While a secret is being replaced: of the ways to a peer only one has its key, and each knock of
-the others is a handshake that fails there, which it counts as a stranger's."""
+"""Used while a secret is being replaced: only one of the connections to a peer has its key. Each
+attempt of the others is a failed handshake there, which the peer counts as a stranger's."""
 
 CONNECT_MS_MAX = 2_000
 CONNECTIONS_MAX = 100
-"""Connections that wait to be accepted."""
+"""Limit of the connections that wait to be accepted."""
 UNACKED_MS_MAX = 5_000
 CURVE_BYTES = 33
-"""What CURVE adds to a frame: its command's name, a nonce, flags and a seal."""
+"""Bytes that CURVE adds to a frame: the name of its command, a nonce, flags and a seal."""
 
 REPLIES_MAX = 2
-"""Answers that wait for one stranger's connection; further ones are dropped."""
+"""Limit of the unsent answers per client connection; further ones are dropped."""
 
 FRAMES_PER_TURN, BYTES_PER_TURN = 64, 8 << 20
-"""Read ahead before the loop may run something else. A turn lasts FLOOD_REST_S, however often the
-inbox is empty meanwhile: a flood may come in small pieces."""
+"""Limit of one turn of reading, after which the loop runs other tasks. A turn lasts FLOOD_REST_S,
+even if the inbox is empty in between, because a flood may arrive in small pieces."""
 
 FLOOD_REST_S = 0.01
-"""Of the inbox after a turn that was too short for what came: a peer that floods it makes the loop
-read at most 6,400 frames a second, and the excess queues at the sender. Connections are read in
-turns, so that a friend's frame waits for no more than one rest for each 64 connections that
-flood."""
+"""Pause of the inbox after a turn that has reached its limit. A peer that floods it makes the loop
+read at most 6,400 frames a second; further ones wait at the sender. Connections are read in
+rotation, so a frame of another peer waits for at most one pause per 64 flooding connections."""
 
 _DONTWAIT, _POLLIN, _POLLOUT = int(zmq.DONTWAIT), int(zmq.POLLIN), int(zmq.POLLOUT)
-"""As plain numbers: arithmetic on pyzmq's enums runs through Python code, for every frame."""
+"""Plain integers, because arithmetic on pyzmq's enums runs Python code for every frame."""
 
 
 class Received(NamedTuple):
-    """A frame, the connection that it came over, and the peer whose key the connection has shown
-    (None: the sideband has no keys)."""
+    """A frame, the connection that it arrived over, and the peer whose key that connection has
+    proven (None: the sideband has no keys)."""
 
     frame: bytes
     route: bytes
@@ -89,7 +89,7 @@ class Received(NamedTuple):
     part: zmq.Frame
 
     def host(self) -> str:
-        """The number of the machine at the other end of the connection."""
+        """The numeric address of the machine at the other end of the connection."""
         return cast(str, self.part.get("Peer-Address"))
 
 
@@ -101,7 +101,8 @@ class _Early:
     bytes_held: int = 0
 
     def hold(self, frame: bytes) -> bool:
-        """Keep a frame for the first connection; the oldest frames make room."""
+        """Keep a frame for the first connection; beyond the limits the oldest frames are
+        dropped."""
         if len(frame) > EARLY_BYTES_MAX:
             return False
         self.frames.append(frame)
@@ -119,7 +120,7 @@ class _Early:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A way to one peer. `opened`: it has been connected once, and is watched no more."""
+    """A connection to one peer. `opened`: it was established once, and is not watched any more."""
 
     socket: zmq.Socket[bytes]
     address: str
@@ -128,14 +129,16 @@ class _Outgoing:
 
 
 class ZmqSideband:
-    """Small frames to and from peers, best effort. Build, use and close it in one asyncio loop.
+    """Sends and receives small frames, best effort. Create, use and close it in one asyncio loop.
 
-    bind: `tcp://host:port`; port 0 or `*` takes a free one, `address` says which. frame_bytes_max:
-    longer frames are not sent, and a peer that sends one is cut off. `dropped` counts frames that
-    were no single message. `secrets`: only members of the job can connect, and only members are
-    connected to; `ranks`: of this rack, which its leader hears. `socks_proxy`: of all peers but
-    those of rack `direct`. Raises AddressInUse when the port
-    is taken, ConfigError when `bind` is not an address of this machine.
+    `bind`: `tcp://host:port`; port 0 or `*` chooses a free one, which `address` has.
+    `frame_bytes_max`: longer frames are not sent, and a peer that sends one is disconnected.
+    `dropped` counts messages of several frames. `secrets`: only members of the job can connect, and
+    this process connects only to members. `ranks`: number of ranks of this rack, which its leader
+    accepts. `socks_proxy`: for all peers except those of rack `direct`.
+
+    Raises AddressInUse if the port is taken, ConfigError if `bind` is not an address of this
+    machine.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class ZmqSideband:
         self._tunnels: dict[Peer, Tunnel] = {}
         self._loop = asyncio.get_running_loop()
         self._frame_bytes_max = frame_bytes_max
-        self._context = zmq.Context()  # of its own, so that close can wait for its thread and port
+        self._context = zmq.Context()  # a separate one, so that close can wait for thread and port
         self._outgoing: dict[Peer, tuple[_Outgoing, ...]] = {}
         self._take: Callable[[Received], None] | None = None
         self._waiting: asyncio.Future[None] | None = None
@@ -198,7 +201,7 @@ class ZmqSideband:
             most += CURVE_BYTES
         inbox.setsockopt(zmq.RCVHWM, INBOX_FRAMES_MAX)
         inbox.setsockopt(zmq.MAXMSGSIZE, most)
-        inbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # `reply` says what became of it
+        inbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that `reply` gets errors
         inbox.setsockopt(zmq.SNDHWM, REPLIES_MAX)
         inbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         try:
@@ -230,11 +233,11 @@ class ZmqSideband:
         return made
 
     def connect(self, peer: Peer, address: str) -> None:
-        """Open the way to `peer`, or keep it; another address than before replaces the connection.
+        """Connect to `peer`. An existing connection is kept, or replaced if its address differs.
 
-        Raises ConfigError when `address` is not `tcp://host:port` (IPv6 literals in brackets; names
-        are looked up by libzmq, again at each reconnect, as IPv4), TransportError when this process
-        can open no more sockets.
+        Raises ConfigError if `address` is not `tcp://host:port` (IPv6 literals in brackets; libzmq
+        looks names up as IPv4, again at each reconnect), TransportError if this process can open no
+        more sockets.
         """
         known = self._outgoing.get(peer)
         if known is not None and known[0].address == address:
@@ -259,7 +262,7 @@ class ZmqSideband:
         self._outgoing[peer] = tuple(made)
         for out in made:
             self._loop.add_reader(out.socket.fileno(), functools.partial(self._flush_early, out))
-            self._flush_early(out)  # also arms the descriptor, which signals edges only
+            self._flush_early(out)  # also arms the descriptor, which is edge-triggered
 
     def _way(
         self, peer: Peer, address: str, keys: tuple[CurveKeys, CurveKeys] | None
@@ -269,8 +272,8 @@ class ZmqSideband:
         except zmq.ZMQError as error:
             raise TransportError(
                 f"sideband: no socket for {peer} at {address!r} besides {len(self._outgoing)} "
-                f"others ({error}). Raise the limit of open files (ulimit -n), or find out who "
-                "they are."
+                f"others ({error}). Raise the limit of open files (ulimit -n), or find out which "
+                "peers these are."
             ) from error
         if keys is not None:
             pin(outbox, *keys)
@@ -302,7 +305,8 @@ class ZmqSideband:
             gone.socket.close()
 
     def _flush_early(self, out: _Outgoing) -> None:
-        """Once there is a connection, send what waited for it and stop watching."""
+        """Once the connection is established, send the frames that waited for it and stop
+        watching it."""
         if out.opened or not _events(out.socket) & _POLLOUT:
             return
         self._loop.remove_reader(out.socket.fileno())
@@ -311,7 +315,8 @@ class ZmqSideband:
             self._send_now(out, frame)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
-        """Queue one frame. False: unknown peer, too large, or no connection or no room now."""
+        """Queue one frame. Returns False if the peer is unknown, the frame is too large, or there
+        is no connection or no room now."""
         ways = self._outgoing.get(peer)
         if ways is None or len(frame) > self._frame_bytes_max:
             return False
@@ -332,13 +337,13 @@ class ZmqSideband:
         return True
 
     def divert(self, prefix: bytes, take: Callable[[bytes, bytes], None]) -> None:
-        """Frames that begin with `prefix` go to `take(route, frame)`, which must not raise, and not
-        to `receive`. `route` is good for `reply`."""
+        """Give frames that begin with `prefix` to `take(route, frame)` instead of `receive`. `take`
+        must not raise. `route`: for `reply`."""
         self._diverted = prefix, take
 
     def reply(self, route: bytes, frame: bytes) -> bool:
-        """Queue one frame for the connection that a diverted one came over; never blocks. False: it
-        is gone, or does not read what it has been sent."""
+        """Queue one frame for the connection that a diverted frame arrived over. Never blocks.
+        Returns False if it is closed, or its client does not read its frames."""
         if self._push(route, frame):
             return False
         self._replied = True
@@ -346,35 +351,35 @@ class ZmqSideband:
         return True
 
     def is_connected(self, route: bytes) -> bool:
-        """Whether the connection that a frame came over still stands, as far as is known here. It
-        is asked by an empty frame, which no sideband reads."""
+        """Whether the connection that a frame arrived over is still open, as far as this process
+        knows. Sends an empty frame to find out, which no sideband reads."""
         return self._push(route, b"") in (0, errno.EAGAIN)
 
     def _push(self, route: bytes, frame: bytes) -> int:
-        """Returns an errno; 0: the frame is queued."""
+        """Queue a frame. Returns an errno, or 0."""
         wrong = 0
         try:
             self._inbox.send_multipart([route, frame], _DONTWAIT)
         except zmq.ZMQError as error:
             wrong = error.errno or errno.EIO
-        # Sending, even in vain, uses up the descriptor's edge of frames that came meanwhile.
+        # Sending, even if it fails, consumes the descriptor's edge of frames that have arrived.
         if self._armed and _events(self._inbox) & _POLLIN:
             self._loop.call_soon(self._on_readable)
         return wrong
 
     def hear(self, take: Callable[[Received], None]) -> None:
-        """From now on each frame goes to `take`, on the loop. It must not raise, nor close this.
-        Until then what arrives waits with libzmq, whose queues are bounded."""
+        """Give each frame to `take` from now on, on the loop. It must not raise, nor close this
+        sideband. Until then, frames wait in libzmq's queues, which are bounded."""
         self._take = take
         self._listen()
 
     async def receive(self) -> bytes:
-        """The next frame, from anybody. One caller at a time. Raises TransportError once closed."""
+        """The next frame of any peer. One caller at a time. Raises TransportError once closed."""
         return (await self.receive_from()).frame
 
     async def receive_from(self) -> Received:
-        """The same, with where it came from. What a turn has read beyond it waits for the next
-        call; nothing more is read meanwhile."""
+        """The next frame and its origin. Further frames that the same turn has read wait for the
+        next call; nothing more is read until then."""
         ensure(self._waiting is None, "two tasks receive on one sideband")
         while not self._ready and not self._closed:
             self._waiting = self._loop.create_future()
@@ -394,24 +399,24 @@ class ZmqSideband:
             self._waiting.set_result(None)
 
     def _listen(self) -> None:
-        """Read what is there, and what comes. `_armed`: nothing was there, and the descriptor says
-        when something is."""
+        """Read the frames that have arrived, and those that will. `_armed`: there was none, and the
+        descriptor signals the next."""
         if not (self._armed or self._resting or self._closed):
             self._watch()
             self._on_readable()
 
     def _on_readable(self) -> None:
-        """Read and handle frames in the wake-up that they cause, and keep the descriptor
-        registered: the cost of a heartbeat is mostly that of a wake-up."""
+        """Read and handle frames within the wake-up that they cause, and keep the descriptor
+        registered, because most of the cost of a heartbeat is that of a wake-up."""
         if self._resting is not None:
             return
         self._armed = False
         if self._take is None:
-            self._unwatch()  # no receiver: the frames stay with libzmq
+            self._unwatch()  # without a receiver, frames stay in libzmq's queues
         elif self._read(self._take):
             self._armed = True
         else:
-            self._unwatch()  # new connections signal, too
+            self._unwatch()  # new connections would also signal
             self._resting = self._loop.call_later(FLOOD_REST_S, self._rested)
 
     def _rested(self) -> None:
@@ -419,10 +424,11 @@ class ZmqSideband:
         self._listen()
 
     def _read(self, take: Callable[[Received], None]) -> bool:
-        """Take what has arrived, up to the turn's limits. Returns whether that was all.
+        """Read what has arrived, up to the limits of the turn. Returns whether that was all.
 
-        libzmq's descriptor signals edges, so waiting on it is right only when it was. The inbox is
-        asked after a frame whether there is more: EAGAIN as an exception costs as much as a frame.
+        libzmq's descriptor is edge-triggered, so waiting on it is correct only after everything was
+        read. After each frame the inbox is asked for more, because an EAGAIN exception costs as
+        much as a frame.
         """
         inbox, keyed = self._inbox, self._zap is not None
         prefix, divert = self._diverted or (b"", None)
@@ -431,7 +437,7 @@ class ZmqSideband:
             self._bytes_max = self.bytes_received + BYTES_PER_TURN
         while self._frames_left > 0 and self.bytes_received < self._bytes_max:
             try:
-                route = inbox.recv(_DONTWAIT)  # of the sender's connection
+                route = inbox.recv(_DONTWAIT)  # identifies the sender's connection
             except zmq.Again:
                 return True
             self._frames_left -= 1
@@ -463,7 +469,8 @@ class ZmqSideband:
             self._watched = False
 
     def close(self) -> None:
-        """Give queued frames up to FAREWELL_MS to leave, then free port and thread. Idempotent."""
+        """Wait up to FAREWELL_MS for queued frames to be sent, then free port and thread.
+        Idempotent."""
         if self._closed:
             return
         self._closed, self._take = True, None
@@ -484,22 +491,23 @@ class ZmqSideband:
         if self._zap is not None:
             self._zap.close()
         self._context.term()
-        for tunnel in tunnels:  # only now: the last frames have left
+        for tunnel in tunnels:  # only now, after the last frames
             tunnel.close()
 
 
 def readable(sock: zmq.Socket[bytes]) -> bool:
-    """Whether a frame is there to be read."""
+    """Whether a frame can be read."""
     return bool(_events(sock) & _POLLIN)
 
 
 def _events(sock: zmq.Socket[bytes]) -> int:
-    """What the socket is ready for. Asking also lets libzmq work, and re-arms its descriptor."""
+    """What the socket is ready for. The call also lets libzmq work, and re-arms its descriptor."""
     return cast(int, sock.get(zmq.EVENTS))
 
 
 def _listener(where: str) -> socket.socket | None:
-    """The socket for libzmq to listen on. None: `where` names an interface, which libzmq finds."""
+    """The socket for libzmq to listen on. None: `where` names an interface, which libzmq
+    resolves."""
     host, _, port = where.removeprefix("tcp://").rpartition(":")
     number = "0.0.0.0" if host == "*" else host.strip("[]")
     try:
@@ -515,7 +523,7 @@ def _listener(where: str) -> socket.socket | None:
 
 
 def _numeric(bind: str) -> str:
-    """`bind` with its host as a number: libzmq binds numbers and interfaces, people write names."""
+    """`bind` with a numeric host, because libzmq binds numeric addresses and interfaces only."""
     host, colon, port = bind.removeprefix("tcp://").rpartition(":")
     if not bind.startswith("tcp://") or not colon or not (port.isdigit() or port == "*"):
         remedy = "Write it like tcp://10.0.0.1:5555."

@@ -12,7 +12,7 @@ from mend.consensus.acceptor import Acceptor
 from mend.consensus.ballots import ballot_of
 from mend.consensus.log import SENT_AT_ONCE, UNDECIDED_MAX
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import Ballot, Lineage, Record, Roster
+from mend.consensus.records import DEAD_MAX, Ballot, Lineage, Record, Roster
 from mend.types import WITNESS, Member
 from tests.unit.coordination.nouns import (
     FIRST,
@@ -477,6 +477,19 @@ def test_last_rack_goes_on_alone_when_all_others_are_attested_dead() -> None:
     assert cast.follow(1)[-1] == record
     assert proposer.open
     assert proposer.log.committed.voters == {member(1)}
+
+
+def test_lineage_names_the_dead_with_seats_where_it_has_no_room_for_all() -> None:
+    """A job may have seen more restarts than that. Nobody could read a longer record, so the job
+    never went on."""
+    cast = bereft()
+    cast.proposer.dead |= {member(0, life) for life in range(1, 100)}
+    cast.proposer.held[cast.me] = (0,)
+    assert cast.promise(1)
+    record = cast.proposer.log.record(cast.proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert len(record.dead) == DEAD_MAX
+    assert {member(0), member(2)} <= set(record.dead)
 
 
 def test_silence_attests_nobody() -> None:

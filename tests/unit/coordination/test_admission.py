@@ -7,10 +7,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from mend.consensus.log import LogState
+from mend.consensus.records import TEXT_MAX
 from mend.coordination.admission import CONTENDED_MAX, VISITOR, Admission
 from mend.coordination.events import Connect, Effect
 from mend.coordination.member_view import MemberView
-from mend.coordination.messages import Hello, Refusal
+from mend.coordination.messages import Hello, Reason, Refusal
 from mend.types import SECOND, Member, Peer
 from tests.unit.coordination.nouns import (
     DETECT_NS,
@@ -58,6 +59,14 @@ def refused(effects: list[Effect]) -> list[tuple[str, str]]:
 
 
 NOT_BEGUN = LogState()
+
+
+def test_reason_of_a_refusal_fits_into_the_orders_of_the_others() -> None:
+    """Longer than a text may be, it would make these orders unreadable for every rack."""
+    door, effects = Door(NOT_BEGUN), list[Effect]()
+    door.admission.refuse(of(1), "plan", "x" * (TEXT_MAX + 1), "noted", effects)
+    assert refused(effects) == [("plan", "x" * TEXT_MAX)]
+    assert door.admission.refusals(()) == (Reason("x" * TEXT_MAX, refused=1),)
 
 
 # -------------------------------------------------------------- into a job that runs

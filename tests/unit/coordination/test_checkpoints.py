@@ -114,7 +114,8 @@ def test_checkpoint_that_was_given_up_does_not_stand_in_the_way_of_the_next() ->
 def test_checkpoint_that_is_not_due_says_who_waits_where() -> None:
     assert waits(log(), reports(None, None, None)) == ""
     said = waits(log(), reports(ASK, BarrierState(1, "two", False), None))
-    assert said == "checkpoint: rack 0 in 'one', rack 1 in 'two'; racks 2 are in none"
+    assert said == "checkpoint: rack 0 in 'one', rack 1 in 'two'; rack 2 is in none"
+    assert waits(log(), reports(ASK, ASK, None)).startswith("checkpoint: racks 0,1 in 'one';")
 
 
 OTHER = BarrierState(1, "other", False)

@@ -185,6 +185,24 @@ def test_a_rack_that_joined_nothing_founds_when_nobody_leads_it_any_more() -> No
     assert acceptor.log.last == 0
 
 
+def test_a_founder_that_founds_again_forgets_the_hellos_that_it_heard_before() -> None:
+    """Racks 0 to 2 had said hello when the founder heard of a running job, which then died. They
+    come back with another plan. The hello of a former rack 0 or 1 is no ground to refuse rack 2,
+    nor is a rack refused that is not there."""
+    job = Job(racks=3, witness=True)
+    for rack in range(3):
+        job.hear(rack, hello(rack, racks=3))
+    running = orders(1, [genesis(racks=3)], ballot=ballot_of(5, 1), to=member(WITNESS).incarnation)
+    job.machine.handle(Heard(Peer(1, 0), member(1).incarnation, running), job.now_ns)
+    assert not job.machine.proposer.leading
+    job.tick(2 * DETECT_NS)
+    assert job.machine.proposer.leading
+    for rack in (2, 0, 1):
+        effects = job.hear(rack, hello(rack, racks=3, life=1, period_steps=99), life=1)
+        assert notes(effects, "refused") == []
+    assert sorted(job.machine.admission.hellos) == [0, 1, 2]
+
+
 def test_a_witness_that_was_started_again_hears_no_vote_for_another_job() -> None:
     job = Job(witness=True)
     for rack in range(2):

@@ -11,7 +11,15 @@ from msgspec.structs import replace
 
 from mend.consensus.ballots import ballot_of
 from mend.consensus.log import Log
-from mend.consensus.records import RECORDS_FORMAT, Ballot, Commit, Lineage, Record, checksums_of
+from mend.consensus.records import (
+    RECORDS_FORMAT,
+    TEXT_MAX,
+    Ballot,
+    Commit,
+    Lineage,
+    Record,
+    checksums_of,
+)
 from mend.coordination.events import Connect, Effect, Fail, Heard, Send, Sum, Summed, Tick
 from mend.coordination.flow import batch_ns
 from mend.coordination.leader import PROGRESS_NS, Leader, LeaderOptions
@@ -251,7 +259,7 @@ def test_a_start_that_waits_says_so_now_and_then() -> None:
     rack.told(genesis(), decided=0)
     (note,) = notes(rack.tick(1), "waiting")
     assert note["for"] == (
-        "every rack has to vote for the first record of the log, and rack 0, 1 is silent"
+        "every rack has to vote for the first record of the log, and racks 0,1 are silent"
     )
 
 
@@ -269,6 +277,19 @@ def test_a_refusal_stops_all_ranks_of_the_rack(kind: str, error: str) -> None:
         assert rack.to_rank(rank).failure == (failure.kind, failure.detail)
     second = rack.hear(COORDINATOR, COORDINATOR_LIFE, replace(no, detail="other"))
     assert not any(isinstance(e, Fail) for e in second), "the first reason stays"
+
+
+def test_texts_beyond_the_limit_are_cut_before_they_reach_the_ranks() -> None:
+    """Ranks would refuse the whole message, and learn neither why they wait nor why they stop."""
+    rack = Rack()
+    rack.told(missing=(0,), why=(Reason("x" * TEXT_MAX, refused=0),))
+    (why,) = rack.to_rank(0).why
+    assert why.startswith("rack 0 was refused: x")
+    assert len(why) == TEXT_MAX
+    rack.hear(
+        COORDINATOR, COORDINATOR_LIFE, Refusal(member(RACK).incarnation, "plan", "x" * TEXT_MAX)
+    )
+    assert [len(text) for text in rack.to_rank(0).failure] == [len("PlanMismatch"), TEXT_MAX]
 
 
 def test_a_refusal_of_another_life_or_of_a_stranger_is_not_mine() -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from mend.consensus.records import Absent
 from mend.coordination import wire
 from mend.coordination.messages import (
+    SLICES_EACH,
     Ack,
     Envelope,
     MergeProposal,
@@ -172,11 +173,17 @@ def test_all_of_a_gather_comes_through_a_patch() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "said"),
-    [("gathers", [[0, 1, 1, [1], []]], "out of range"), ("offers", [-1], "Expected `int` >= 0")],
+    [
+        ("gathers", [[0, 1, 1, [1], []]], "out of range"),
+        (
+            "gathers",
+            [[0, 1, 1, [0], [], True, [SLICES_EACH + 1]]],
+            f"Expected `int` <= {SLICES_EACH}",
+        ),
+        ("offers", [-1], "Expected `int` >= 0"),
+    ],
 )
-def test_place_of_no_open_offer_of_the_state_is_refused(
-    field: str, value: object, said: str
-) -> None:
+def test_patch_with_a_value_out_of_bounds_is_refused(field: str, value: object, said: str) -> None:
     base = orders(1, (), offers=(offer(0),))
     raw = msgspec.Raw(msgspec.msgpack.encode(value))
     place = [each.name for each in msgspec.structs.fields(Orders)].index(field)

@@ -68,7 +68,8 @@ def test_a_hello_of_the_right_size_fits() -> None:
 def test_a_hello_that_cannot_be_seated() -> None:
     assert "racks=2, this job for racks=3: give every rack" in hello_misfit(MINE, racks=3)
     assert "1 lanes for 2 ranks" in hello_misfit(replace(MINE, seat=hello(1).seat), 2)
-    assert "2 lanes for 2 ranks" in hello_misfit(replace(MINE, digests=MINE.digests[:2]), 2)
+    few = replace(MINE, digests=MINE.digests[:2])
+    assert hello_misfit(few, 2) == "it has not one digest per fragment and rank"
     short = (*MINE.digests[:2], MINE.digests[2][:1])
     assert "one digest per fragment and rank" in hello_misfit(replace(MINE, digests=short), 2)
 

@@ -30,7 +30,7 @@ def refused(line: bytes) -> EventError:
     ],
 )  # fmt: skip
 def test_line_that_is_no_event_is_refused(line: bytes) -> None:
-    assert str(refused(line)).startswith("no event: ")
+    assert str(refused(line)).startswith("not an event: ")
 
 
 def test_kind_of_a_newer_version_is_named_and_not_known() -> None:

@@ -95,7 +95,7 @@ def test_damaged_file_is_refused(tmp_path: Path) -> None:
     data = path.read_bytes()
     for harmed in (b"", data[:20], data[:-30], b"\xff" * 8 + data[8:]):
         path.write_bytes(harmed)
-        with pytest.raises(CheckpointError, match="no version"):
+        with pytest.raises(CheckpointError, match="is not a version"):
             read_version(path)
 
 

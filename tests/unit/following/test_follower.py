@@ -9,7 +9,16 @@ import pytest
 from mend.errors import GaveUp
 from mend.following import follower as module
 from mend.following.follower import Follower
+from mend.status.follow_messages import RackLanes
 from mend.tools.ports import free_ports
+
+
+def test_address_that_a_rack_names_wrongly_does_not_end_the_follower() -> None:
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    with closing(Follower([address], (), "", "", wait_s=0.1)) as follower:
+        follower._log.racks = (RackLanes(0, "tcp://host:99999", ()),)
+        with pytest.raises(GaveUp):
+            next(iter(follower))
 
 
 def test_follower_without_an_answer_says_so_once_and_gives_up(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -321,6 +322,32 @@ def test_a_long_file_loses_its_oldest_half(
     assert path.stat().st_size + older_of(path).stat().st_size <= 20_000
     assert {each.name for each in tmp_path.iterdir()} == {NAME, older_of(path).name}
     assert file.lost == 0
+
+
+def test_disk_that_is_full_when_a_file_is_halved_does_not_cost_its_first_line(
+    tmp_path: Path, said: Said, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a reader does not know what job the file is of."""
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    path, failed = tmp_path / NAME, threading.Event()
+    put_all = module._File._put
+
+    def failing(file: Any, raw: Any, data: bytes) -> None:
+        if older_of(path).exists() and not failed.is_set():
+            failed.set()
+            file.close()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put_all(file, raw, data)
+
+    monkeypatch.setattr(module._File, "_put", failing)
+    file = EventsFile(path, said)
+    file.put(Timed(0, ProcessStarted((1, 0), "", "job")))
+    put(file, *range(200))
+    until(lambda: "events-resumed" in said.kinds, "there is room again")
+    file.close()
+    newer = steps(path)
+    assert newer[0] == "start"
+    assert steps(older_of(path))[1:] + newer[1:] == list(range(200))
 
 
 def test_nothing_is_called_deleted_while_both_halves_are_there(

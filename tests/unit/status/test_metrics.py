@@ -123,7 +123,7 @@ def test_without_the_package_the_error_says_what_to_install(
 
 
 def test_host_of_another_machine_is_refused(free_port: int) -> None:
-    with pytest.raises(ConfigError, match=r"metrics_host='192\.0\.2\.1': is no address"):
+    with pytest.raises(ConfigError, match=r"metrics_host='192\.0\.2\.1': is not an address"):
         metrics_server.MetricsServer("192.0.2.1", free_port, {}, lambda: iter(()))
 
 

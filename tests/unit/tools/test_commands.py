@@ -81,7 +81,7 @@ def test_version_names_mend_and_torch() -> None:
         (["repro", "--", "no/such.py"], "SCRIPT='no/such.py': there is no such file"),
         (["explain", "no/such"], "no/such: there is no such file or folder. Give the folder"),
         (["demo", "--codec", "zip"], "--codec='zip': needs one of float32, bfloat16"),
-        (["top", "nohost"], "address='nohost': is no address. Give tcp://host:port."),
+        (["top", "nohost"], "address='nohost': is not an address. Give tcp://host:port."),
         (["coordinate", "--bind", "127.0.0.1:21899"], "--bind='127.0.0.1:21899'"),
         (
             ["launch", "--base-port", "80", "t.py"],

@@ -594,6 +594,48 @@ async def test_a_thread_that_cannot_be_started_costs_one_connection(
     assert await pulled(reader, [holder.address], b"four") == b"four"
 
 
+@pytest.mark.parametrize("refused", [1, 99], ids=["one", "all"])
+async def test_threads_that_a_pull_cannot_start_are_no_fault_of_the_rack(
+    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """The error left the lane as it was, and stopped the loop of the rack; and a first connection
+    without a thread kept the others waiting for the stall time-out."""
+    holder, reader = lane(), lane()
+    sent = payload(3 << 20)
+    holder.serve(KEY, memoryview(sent))
+    start, left = threading.Thread.start, [refused]
+
+    def refusing(thread: threading.Thread) -> None:
+        if thread.name.startswith("mend-lane-fetch") and left[0]:
+            left[0] -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    if refused == 1:
+        assert await pulled(reader, [holder.address], sent) == sent
+        return
+    with pytest.raises(PeerUnreachable, match="ulimit -u"):
+        await pulled(reader, [holder.address], sent)
+    left[0] = 0
+    assert await pulled(reader, [holder.address], sent) == sent
+
+
+async def test_connections_to_racks_that_have_moved_are_closed(
+    lane: Callable[..., BulkLane],
+) -> None:
+    """A rack that was started again listened elsewhere, and the files of its former life stayed
+    open for the rest of the job."""
+    reader, files = lane(), []
+    for _ in range(6):
+        holder = lane()
+        holder.serve(KEY, memoryview(b"four"))
+        assert await pulled(reader, [holder.address], b"four") == b"four"
+        holder.close()
+        files.append(len(os.listdir("/proc/self/fd")))
+    assert files[-1] <= files[1] + 1
+
+
 @pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ECONNABORTED, errno.EPROTO, errno.EMFILE])
 async def test_what_accept_says_of_one_connection_ends_no_other(
     lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch, error: int

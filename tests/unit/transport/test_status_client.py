@@ -188,6 +188,28 @@ def test_what_is_no_address_is_refused(onlooker: StatusClient) -> None:
             onlooker.watch(wrong)
 
 
+def test_addresses_that_are_not_kept_are_closed_and_may_be_watched_again(
+    onlooker: StatusClient,
+) -> None:
+    """A follower of a job whose racks move would otherwise connect to their former addresses until
+    it ends."""
+    with answering(b"one") as one, socket.create_server(("127.0.0.1", 0)) as server:
+        former = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        for address in (one, former):
+            onlooker.watch(address)
+        near, _ = server.accept()
+        onlooker.keep([one])
+        with near:
+            near.settimeout(30)
+            while near.recv(100):
+                pass
+        onlooker.ask(one, b"ask")
+        assert answers_of(onlooker, 1) == {(one, b"one")}
+        onlooker.watch(former)
+        server.settimeout(30)
+        server.accept()[0].close()
+
+
 def test_closing_leaves_no_thread() -> None:
     before = threading.active_count()
     made = StatusClient(1000)

@@ -203,9 +203,10 @@ def run(
             )
         while not caught and not io_loop.done.wait(0.2):
             pass
+        interrupted = signal.SIGINT in caught and not io_loop.done.is_set()
     if witness.failure is not None:
         raise witness.failure
-    if signal.SIGINT in caught and not io_loop.done.is_set():
+    if interrupted:
         raise KeyboardInterrupt  # the job is not over
 
 

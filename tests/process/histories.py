@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mend.consensus.records import Commit, Drop, Genesis, Lineage
+from mend.consensus.records import Commit, Drop, Genesis, Lineage, Record, Snapshot
 from mend.consensus.weights import part_of
 from mend.coordination import events as ev
 from mend.coordination.machines import machines_of
@@ -30,8 +30,9 @@ from mend.trace.format import Entry, Gap, answer_of
 from mend.trace.reader import RecordedTape, read_tape, tapes_in
 from mend.trace.replay import format_error
 from mend.types import Member, Peer
-from mend_lab.sim.agreement import Agreement, Seating, is_seated
+from mend_lab.sim.agreement import Agreement, Problem, Seating, Undo, is_seated
 from mend_lab.sim.checkers import ANCHORS_MAX
+from mend_lab.sim.process import Process
 
 Version = tuple[int, int]
 """(fragment, version)."""
@@ -118,7 +119,40 @@ class Taped:
 
 class TapedAgreement(Agreement):
     """Agreement over processes whose last fraction of a second may be missing: one that was killed
-    may have accepted and held whatever was decided after the end of its tape."""
+    may have accepted, held and decided more than is on its tape. What the ranks of its rack
+    act on is compared once another process has decided it, too."""
+
+    def __init__(self, problem: Problem, undo: Undo) -> None:
+        super().__init__(problem, undo)
+        self.ahead: dict[int, list[Record]] = {}
+        """id(process) -> records that it acted on, behind `read`, which no tape here decides."""
+
+    def check_record(self, process: Process, record: Record) -> None:
+        self.check(process)  # it may have decided it in this very event
+        last, ahead = self.read.get(id(process)), self.ahead.setdefault(id(process), [])
+        is_new = bool(ahead) or (last is not None and last + 1 == len(self.records))
+        others = [other for other, _ in self.replicas.values() if other.me.rack == process.me.rack]
+        if is_new and any(other.dead for other in others):
+            ahead.append(record)
+        else:
+            super().check_record(process, record)
+
+    def check_snapshot(self, process: Process, snapshot: Snapshot) -> None:
+        self.ahead.pop(id(process), None)
+        super().check_snapshot(process, snapshot)
+
+    def check(self, process: Process) -> None:
+        super().check(process)
+        for number, ahead in self.ahead.items():
+            while ahead and (index := self.read.get(number, 0) + 1) < len(self.records):
+                known, record = self.records[index], ahead.pop(0)
+                if known != record:
+                    ahead.clear()
+                    if not isinstance(known, Lineage):  # it may undo what only the dead decided
+                        actor = self.replicas[number][0].me
+                        self._problem(f"I1: {actor} acted on {record}, and {known} was decided")
+                    break
+                self.read[number] = index
 
     def _lost(self, roster: Seating) -> set[int]:
         return {

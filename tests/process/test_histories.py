@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
+from mend.consensus.records import Drop
 from mend.trace.format import Packer, file_begin, record_of
 from mend.trace.reader import read_tape
+from mend.types import Peer
 from mend_lab.sim.scenario import calm
 from mend_lab.sim.world import EVICT_NS, STALL_NS
 from tests.planting import Edit, planted
 from tests.process.conftest import Jobs
+from tests.process.histories import TapedAgreement
 from tests.process.simulated import config_of
 
 JOB = {
@@ -63,6 +68,30 @@ def test_bug_of_a_real_process_fails_the_teardown_of_its_test(name: str, jobs: J
     ):
         job.judge()
     job.unjudged = "it has a bug"
+
+
+@pytest.mark.parametrize(
+    ("decided", "says"),
+    [(1, []), (2, [r"I1: Peer\(rack=0, rank=1\) acted on Drop.*, and Drop.* was"])],
+)
+def test_record_of_a_killed_coordinator_is_compared_when_another_process_decides_it(
+    decided: int, says: list[str]
+) -> None:
+    problems: list[str] = []
+    agreement = TapedAgreement(problems.append, lambda versions: None)
+    killed, other = (SimpleNamespace(me=Peer(0, rank), dead=False) for rank in range(2))
+    for process in (killed, other):
+        agreement.enter(process, [])  # type: ignore[arg-type]
+    records = [Drop(fragment=0, dropped=(), reason=str(number)) for number in range(3)]
+    agreement.records.append(records[0])
+    agreement.check_record(other, records[0])  # type: ignore[arg-type]
+    killed.dead = True
+    agreement.check_record(other, records[1])  # type: ignore[arg-type]
+    assert problems == []
+    agreement.records.append(records[decided])
+    agreement.check(killed)  # type: ignore[arg-type]
+    assert len(problems) == len(says)
+    assert all(map(re.match, says, problems))
 
 
 @pytest.mark.parametrize("killed", [0, 1])

@@ -96,7 +96,7 @@ def _secret(path: Path, number: int, line: list[bytes]) -> bytes:
             return secret
     except (ValueError, binascii.Error):
         pass
-    rule = f"its key {number} is not `{WORD}` and 43 letters"
+    rule = f"its key {number} is not `{WORD}` and 43 letters, or `{READER_WORD}` and 86"
     raise ConfigError("key_file", str(path), rule, MAKE_ONE)
 
 

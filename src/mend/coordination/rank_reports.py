@@ -281,7 +281,7 @@ def _unequal(parts: list[CapturePart]) -> str:
     """Why the rack cannot go on, where its ranks have not taken the same units; or empty."""
     if len({part.units for part in parts}) == 1:
         return ""
-    counts = ", ".join(str(part.units) for part in parts)
+    counts = " and ".join(map(str, sorted({part.units for part in parts})))
     return (
         f"its ranks have taken {counts} rows of the data ledger up to step {parts[0].capture_step}:"
         " give all ranks of a rack batches of the same size, and count every row on each"

@@ -142,7 +142,7 @@ def test_ranks_that_took_unequal_units_make_no_offer() -> None:
     ranks = [rank_report(rank, FRAGMENTS, parts=(each,)) for rank, each in enumerate(parts)]
     whole = aggregate(member(1), ranks, RANKS, FRAGMENTS)
     assert whole.offers == ()
-    assert "8, 9" in whole.unequal
+    assert "8 and 9" in whole.unequal
     assert "up to step 4" in whole.unequal
     alike = [rank_report(rank, FRAGMENTS, parts=(parts[0],)) for rank in range(RANKS)]
     assert aggregate(member(1), alike, RANKS, FRAGMENTS).unequal == ""

@@ -134,10 +134,10 @@ class Recut:
                 f"multiple of {old.numel}"
             )
         rows = values.view(-1, old.numel)
-        into = slices.setdefault(
-            name, torch.empty(rows.shape[0] * new.numel, dtype=torch.float32, device="cpu")
-        )
-        target = into.view(rows.shape[0], new.numel)
+        if name not in slices:
+            numel = rows.shape[0] * new.numel
+            slices[name] = torch.empty(numel, dtype=torch.float32, device="cpu")
+        target = slices[name].view(rows.shape[0], new.numel)
         for i, (there, here) in enumerate(zip(old.spans, new.spans, strict=True)):
             start, stop = max(there.start, here.start), min(there.stop, here.stop)
             if start < stop:

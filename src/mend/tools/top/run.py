@@ -17,7 +17,7 @@ from rich.live import Live
 
 from mend.config.keyfile import secrets_in_force
 from mend.config.sources import socks_proxy_in_force
-from mend.errors import ConfigError, WireError
+from mend.errors import ConfigError, TransportError, WireError
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
 from mend.tools.top.picture import (
     LATE_S,
@@ -127,7 +127,7 @@ class Watch:
         self._met.add(address)
         try:
             self._onlooker.watch(address)
-        except ConfigError:
+        except (ConfigError, TransportError):
             self._aliases.add(address)
             return
         self._onlooker.ask(address, self._question)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mend.determinism.coverage import Coverage
+from mend.determinism.coverage import RANDOM, Coverage
 from mend.determinism.digests import same_bits
 from mend.determinism.enabling import Determinism, enabled
 from mend.errors import NotDeterministic, UsageError
@@ -24,8 +24,6 @@ puts into one kernel."""
 
 ALLOWED = frozenset(("sigmoid", "silu", "silu_backward", "gelu", "gelu_backward"))
 """Besides coverage.SAFE."""
-
-RANDOM = ("normal_", "uniform_", "rand", "randn", "randint", "randperm", "trunc_normal_")
 
 Function = Callable[..., Tensor]
 
@@ -74,7 +72,7 @@ class _Compiled:
         self._function = function
         self._checked: set[Any] = set()
         self._listed_in: Determinism | None = None
-        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
 
     def is_for(self, args: tuple[Any, ...]) -> bool:
         for place, arg in enumerate(args):
@@ -86,14 +84,18 @@ class _Compiled:
         return bool(args) and all(arg.device.type in DEVICES for arg in args)
 
     def value(self, args: Sequence[Tensor]) -> Tensor:
-        result: Tensor = self._run(self._function, args)
+        result: Tensor = self._run((), args)
         return result
 
     def gradients(
         self, args: Sequence[Tensor], needs: tuple[bool, ...], grad: Tensor
     ) -> list[Tensor | None]:
-        """None for an argument that needs none. What is in between is computed again, which takes
-        less time than reading it."""
+        """None for an argument that needs none."""
+        made = iter(self._run(needs, [*args, grad]))
+        return [next(made) if need else None for need in needs]
+
+    def _gradients(self, needs: tuple[bool, ...]) -> Callable[..., Any]:
+        """What is in between is computed again, which takes less time than reading it."""
 
         def pulled(*given: Tensor) -> Any:
             *args, grad = given
@@ -109,19 +111,21 @@ class _Compiled:
 
         # A code object of its own: torch counts recompilations by it, and has a limit.
         pulled.__code__ = pulled.__code__.replace(co_name=f"gradients of {self.name}")
-        made = iter(self._run(pulled, [*args, grad], needs))
-        return [next(made) if need else None for need in needs]
+        return pulled
 
-    def _run(self, function: Callable[..., Any], args: Sequence[Tensor], key: Any = ()) -> Any:
-        if key not in self._compiled:
-            self._compiled[key] = torch.compile(function, fullgraph=True, **COMPILER)
+    def _run(self, needs: tuple[bool, ...], args: Sequence[Tensor]) -> Any:
+        """The gradients of the arguments that need one, the last of `args` being the result's; the
+        value where `needs` is empty."""
+        if needs not in self._compiled:
+            function = self._gradients(needs) if needs else self._function
+            self._compiled[needs] = torch.compile(function, fullgraph=True, **COMPILER)
         given = [arg.detach() for arg in args]
         for arg in given:  # one kernel for all batches; known sizes elsewhere make it faster
             if arg.dim():
                 torch._dynamo.maybe_mark_dynamic(arg, 0)
         try:
             with _disable_current_modes(), torch.no_grad():
-                return self._compiled[key](*given)
+                return self._compiled[needs](*given)
         except Exception as fault:
             exc = torch._dynamo.exc  # half a second to import
             if not isinstance(fault, (exc.TorchDynamoException, exc.FailOnRecompileLimitHit)):
@@ -192,18 +196,10 @@ class _Operators(Coverage):  # type: ignore[no-untyped-call]
 
     def __init__(self, name: str) -> None:
         super().__init__(ALLOWED, strict=True)
-        self._name = name
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func._schema.name.removeprefix("aten::") in RANDOM:
-            self._note(str(func))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        self._name, safe = name, self._rules
+        self._rules = lambda func, reached: (
+            func._schema.name.removeprefix("aten::") not in RANDOM and safe(func, reached)
+        )
 
     def _note(self, name: str) -> NoReturn:
         raise NotDeterministic(

@@ -36,9 +36,11 @@ _COPIES = """
 _MAKES = """
     empty empty_strided empty_like new_empty_strided new_zeros new_ones new_full zeros zeros_like
     ones ones_like full full_like fill_ fill zero_ zero arange linspace eye scalar_tensor
-    normal_ uniform_ randn rand randint randperm trunc_normal_ tensor
+    tensor
 """
-"""Random numbers among them are for weights and data, made before they are cut into batches; what
+
+_RANDOM = "normal_ uniform_ rand randn randint randperm trunc_normal_"
+"""Random numbers for weights and data, made before they are cut into batches; what
 draws inside of a model (bernoulli, rand_like) is not: its bits depend on the batch."""
 
 _ELEMENTS = """
@@ -60,7 +62,7 @@ _EXACT = """
     isclose
 """
 
-SAFE = frozenset(" ".join((_SHAPES, _COPIES, _MAKES, _ELEMENTS, _EXACT)).split())
+SAFE = frozenset(" ".join((_SHAPES, _COPIES, _MAKES, _RANDOM, _ELEMENTS, _EXACT)).split())
 """Operators that add nothing up, or add element by element (laws.py)."""
 
 EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
@@ -85,6 +87,8 @@ WHOLE_EXPONENTS = (1, 2, 3)
 
 MAKERS = frozenset(("arange", "linspace", "logspace"))
 """Of numbers that devices compute in ways of their own, unless they are whole."""
+
+RANDOM = frozenset(_RANDOM.split())
 
 FUSED = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_")
 """Steps of optimizers that add element by element on CUDA; on a CPU their vectors have tails."""
@@ -206,7 +210,8 @@ def _rules_everywhere(func: Any, reached: frozenset[str]) -> bool | None:
 
 
 def _makes(func: Any) -> bool:
-    return func._schema.name.removeprefix("aten::") in MAKERS
+    name = func._schema.name.removeprefix("aten::")
+    return name in MAKERS or name in RANDOM
 
 
 def _has_floats(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -20,11 +20,11 @@ from tests.sim.runs import assert_replays
 
 STEP_NS = 50 * MS
 BEGINS_NS, ENDS_NS = 3 * SECOND, 6500 * MS
-SLOW, SLOWER = 1, 6
+SLOW, SLOWER = 1, 10
 
 
 def job(**changes: Any) -> Scenario:
-    """Rack 1 of three takes six times as long for a while. The grace window is so long that rounds
+    """Rack 1 of three takes ten times as long for a while. The grace window is so long that rounds
     would wait for it."""
     fields: dict[str, Any] = {
         "racks": 3, "steps": (210, 160, 210), "step_ns": STEP_NS, "period_steps": 12,

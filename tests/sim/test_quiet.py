@@ -130,7 +130,7 @@ def test_calls_of_an_idle_second_and_of_a_round_do_not_grow() -> None:
     counts the same in every run."""
     busy = World(**CALM)
     calls = calls_of(busy)
-    idle = calls_of(World(**CALM, pauses=((0, 24, PAUSE_S * SECOND), (1, 24, PAUSE_S * SECOND))))
+    idle = calls_of(World(**CALM, pauses=((0, 25, PAUSE_S * SECOND), (1, 25, PAUSE_S * SECOND))))
     rounds = len(busy.checkers.commits)
     over = dict[str, tuple[float, float]]()
     for name, most in PINNED.items():

@@ -164,25 +164,23 @@ class Calendar:
         """Fragments to be captured after this step, ascending."""
         return tuple(p for p in range(len(self.marks)) if self.due(p) == step)
 
-    def end(self, fragment: int) -> int:
-        """The step at which the overlap of the last capture ends."""
-        return self.marks[fragment] + self.schedule.overlap(max(0, self.versions[fragment]))
-
-    def ends(self, step: int) -> tuple[int, ...]:
-        """Fragments whose own overlap ends at this step, ascending."""
-        return tuple(p for p, mark in enumerate(self.marks) if mark and self.end(p) == step)
-
     def last(self, fragment: int) -> int:
-        """The step from which on training waits for the result. While the overlap still rises,
-        training does not wait before the full overlap, because waiting cost more than the ramp
-        gains. Lockstep waits, because its steps must not depend on the duration of the exchange."""
-        if self.schedule.polls == 0:
-            return self.end(fragment)
-        return self.marks[fragment] + self.schedule.overlap_steps
+        """The step at which training waits for the result of the last capture. In lockstep it is
+        also the one at which the result is applied, and it comes sooner while the overlap rises."""
+        mark, schedule = self.marks[fragment], self.schedule
+        if self.schedule.polls:
+            return mark + schedule.overlap_steps
+        return mark + schedule.overlap(max(0, self.versions[fragment]))
 
     def lasts(self, step: int) -> tuple[int, ...]:
         """Fragments whose results training waits for at this step, ascending."""
         return tuple(p for p, mark in enumerate(self.marks) if mark and self.last(p) == step)
+
+    def applies(self, fragment: int, step: int) -> bool:
+        """Whether a result may be applied after this step. Without lockstep at every poll, as a
+        result that is applied sooner costs less (docs/internals/quality.md). In lockstep only from
+        the end of the overlap on: its steps must not depend on how long the exchange takes."""
+        return self.schedule.polls > 0 or step >= self.last(fragment)
 
     def is_poll(self, step: int) -> bool:
         return self.schedule.polls > 0 and step % self.schedule.polls == 0
@@ -201,7 +199,8 @@ class Calendar:
         """Record that this step is done, and find the next step at which something is due."""
         nexts = [self.due(p) for p in range(len(self.marks))]
         for p, mark in enumerate(self.marks):
-            nexts += [at for at in (self.end(p), self.last(p)) if mark and at > step]
+            if mark and self.last(p) > step:
+                nexts.append(self.last(p))
         self.event_step = min(nexts)
         self.polled(step)
 

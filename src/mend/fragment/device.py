@@ -217,6 +217,10 @@ class Side:
         self._end_upload(new, new.ready)
         return False
 
+    def there(self, new: Uploaded) -> bool:
+        """Whether all elements are on the device."""
+        return new.ready is not None and bool(new.ready.query())
+
     @torch.no_grad()
     def apply(
         self,

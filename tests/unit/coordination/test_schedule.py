@@ -62,9 +62,9 @@ def test_a_rack_that_joins_no_round_keeps_the_schedule(schedule: Schedule) -> No
     for step in range(1, 60):
         captures = calendar.captures(step)
         assert captures == schedule.captures(step)
-        ends = set(calendar.ends(step)) | (set(captures) if tau == 0 else set())
-        assert ends == (set(schedule.captures(step - tau)) if step > tau else set())
-        assert step >= calendar.next_step or not (captures or ends)
+        lasts = set(calendar.lasts(step)) | (set(captures) if tau == 0 else set())
+        assert lasts == (set(schedule.captures(step - tau)) if step > tau else set())
+        assert step >= calendar.next_step or not (captures or lasts)
         for fragment in captures:
             calendar.mark(fragment, step, step)
         calendar.past(step)
@@ -74,23 +74,29 @@ def test_a_mark_moves_what_follows_it() -> None:
     calendar = Calendar(Schedule(2, 8, 2, polls=3))
     calendar.mark(1, 5, 0)
     calendar.past(5)
-    assert [calendar.due(0), calendar.due(1), calendar.end(1)] == [4, 13, 7]
-    assert calendar.ends(7) == (1,)
+    assert [calendar.due(0), calendar.due(1), calendar.last(1)] == [4, 13, 7]
+    assert calendar.lasts(7) == (1,)
     assert [calendar.is_poll(step) for step in (5, 6, 7)] == [False, True, False]
     assert calendar.joins([-1, 0]) == []
     assert calendar.joins([0, 1]) == [0, 1], "the one that was never captured first"
 
 
-def test_a_result_is_waited_for_behind_all_of_tau_but_in_lockstep() -> None:
+def test_result_is_waited_for_after_tau_steps_and_in_lockstep_after_fewer_at_first() -> None:
     for polls, waited in ((0, 9), (4, 14)):
         calendar = Calendar(Schedule(1, 20, 6, 10, polls=polls))
         calendar.mark(0, 8, 0)
         calendar.past(8)
-        assert calendar.next_step == 9
-        assert calendar.ends(9) == (0,)
+        assert calendar.event_step == waited
         assert [step for step in range(9, 30) if calendar.lasts(step)] == [waited]
-        calendar.past(13)
-        assert calendar.next_step == (14 if polls else 28)
+        calendar.past(waited)
+        assert calendar.event_step == 28
+
+
+def test_result_is_applied_at_any_poll_but_in_lockstep_not_before_the_overlap_ends() -> None:
+    for polls, first in ((0, 14), (2, 9)):
+        calendar = Calendar(Schedule(1, 20, 6, polls=polls))
+        calendar.mark(0, 8, 0)
+        assert next(step for step in range(9, 30) if calendar.applies(0, step)) == first
 
 
 def test_the_next_step_is_that_of_a_capture_an_apply_or_a_poll() -> None:
@@ -110,7 +116,7 @@ def test_the_overlap_rises_with_the_versions_up_to_tau() -> None:
     assert [schedule.overlap(v) for v in (0, 1, 2, 10, 40, 90, 1000)] == [1, 1, 1, 4, 7, 8, 8]
     calendar = Calendar(schedule)
     calendar.mark(0, 64, 10)
-    assert calendar.end(0) == 68
+    assert calendar.last(0) == 68
     for tau in (0, 1, 8):
         assert {overlap_at(v, tau, 0) for v in range(99)} == {tau}, "without a ramp"
     for tau in (0, 1):

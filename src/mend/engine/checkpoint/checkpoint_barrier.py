@@ -174,7 +174,9 @@ class CheckpointBarrier:
             late, over = now_ns > deadline_ns, self._published.finished
             passed = caps is not None and self._passed(caps)
             flags = yield from self._trainer.agree_and_apply(
-                fragments, [int(ready()), -int(late), -int(over), -int(passed)], caps
+                fragments,
+                [int(ready()), -int(late), -int(over), -int(passed)],
+                dict(enumerate(caps or ())),
             )
             if flags[0]:
                 return

@@ -171,6 +171,14 @@ class CudaStaging:
                 if not self.side.advance(uploaded, UPLOAD_PIECE_NUMEL):
                     return
 
+    def uploading(self) -> int | None:
+        """The fragment whose next anchor is in transfer to the device; None: none is."""
+        with self._lock:
+            if self._waiting is None:
+                return None
+            fragment, uploaded, _ = self._waiting
+            return None if self.side.there(uploaded) else fragment
+
     def close(self) -> None:
         """Release the upload that waits. Call it when nothing is uploaded or applied any more."""
         with self._lock:

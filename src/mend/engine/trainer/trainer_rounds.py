@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -195,7 +195,7 @@ class TrainerRounds:
             if newest <= old.version:
                 return
             _, delta_N = self._fate(fragment, offer, old.version, newest)
-        steps = max(0, self.calendar.end(fragment) - self.step - 1)
+        steps = max(0, self.calendar.last(fragment) - self.step - 1)
         left_s = steps * self.clock.step_ns / SECOND
         seq = offer.seq if delta_N is not None and offer is not None else 0
         # Without memory on the device, the apply tries again, in the script's own thread.
@@ -206,7 +206,7 @@ class TrainerRounds:
         """Everything that is due after the current step."""
         step, calendar = self.step, self.calendar
         captures, begun_ns = calendar.captures(step), self._now_ns()
-        if captures or calendar.ends(step) or calendar.lasts(step):
+        if captures or calendar.lasts(step):
             self._measure()
         yield from self._points(captures, calendar.is_poll(step))
         calendar.past(step)
@@ -222,10 +222,10 @@ class TrainerRounds:
         if tau == 0:
             for fragment in captures:
                 self._reach(fragment)
-        ends, lasts = self.calendar.ends(self.step), self.calendar.lasts(self.step)
-        if ends or lasts or polls or (captures and tau > 0 and not self.policy.lockstep):
+        lasts = self.calendar.lasts(self.step)
+        if lasts or polls or (captures and tau > 0 and not self.policy.lockstep):
             # Also before a capture: a slow rack must first apply what the fast ones merged since
-            # its last overlap ended, or its offer is too old when it arrives.
+            # its last poll, or its offer is too old when it arrives.
             opened = yield from self._apply_point(lasts, polls)
         if tau > 0:
             for fragment in captures:
@@ -356,12 +356,12 @@ class TrainerRounds:
         decided, and all apply the same or nothing. At a poll point, return per fragment the version
         whose round all ranks know to be open, or -1."""
         yield from self._await_results(lasts)
-        eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
+        eligible = [p for p in range(len(self.tracks)) if self.calendar.applies(p, self.step)]
         flags = self._opened() if polls else []
         asked = [feature.asks() for feature in self.features]
         lost = int(self.published.lost_seat(self.member))
         values = [*flags, *(-v for v in flags), *itertools.chain(*asked), lost]
-        *agreed, gone = yield from self.agree_and_apply(eligible, values)
+        *agreed, gone = yield from self.agree_and_apply(eligible, values, self._uploading())
         self.life.lost = bool(gone)
         least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
         left = iter(agreed[2 * len(flags) :])
@@ -373,6 +373,15 @@ class TrainerRounds:
             if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
                 self.ledger.miss("result not there at the apply point")
         return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
+
+    def _uploading(self) -> dict[int, int]:
+        """The applied version of the fragment whose next anchor is in transfer to the device, while
+        there is time: an apply now would stop the steps until it is there."""
+        staging = self.model.staging
+        p = staging.uploading() if staging is not None else None
+        if p is None or self.step >= self.calendar.last(p):
+            return {}
+        return {p: self.tracks[p].anchor.version}
 
     def versions(self) -> tuple[int, ...]:
         return tuple(track.anchor.version for track in self.tracks)
@@ -449,18 +458,18 @@ class TrainerRounds:
         self,
         fragments: list[int],
         flags: list[int] | None = None,
-        caps: Sequence[int] | None = None,
+        caps: Mapping[int, int] | None = None,
     ) -> Generator[Any, Any, list[int]]:
         """Of `fragments`, apply what every rank of the rack can apply; return the minimum of the
-        flags over the ranks. `caps`: per fragment the newest version that may be applied; None:
-        any."""
+        flags over the ranks. `caps`: by fragment the newest version that may be applied; any of
+        the others."""
         with self.published.changed:
             if self.published.failure is not None:
                 raise self.published.failure
             anchors = {p: dict(self.published.fragments[p].anchors) for p in fragments}
             dead = {p: dict(self.published.fragments[p].discarded) for p in fragments}
-        if caps is not None:
-            anchors = {p: {v: a for v, a in anchors[p].items() if v <= caps[p]} for p in fragments}
+        for p, cap in (caps or {}).items():
+            anchors[p] = {v: a for v, a in anchors[p].items() if v <= cap}
         values = list(flags or [])
         for fragment in fragments:
             track = self.tracks[fragment]

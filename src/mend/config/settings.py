@@ -193,8 +193,8 @@ class MendConfig:
     overlap_steps: int | None = _people(
         None,
         k.optional(k.whole(0, unit="steps")),
-        "steps between capture and apply (tau), less than sync_period_steps; none: a quarter "
-        "of it, at most 8",
+        "most steps between capture and apply (tau), less than sync_period_steps; none: a "
+        "quarter of it, at most 8",
         Scope.PLAN,
         "tau",
     )
@@ -384,8 +384,8 @@ class MendConfig:
         None,
         k.optional(k.whole(0, 1_000_000, "rounds")),
         "c: after k rounds of a fragment its momentum is k / (k + c), at most "
-        "outer_optimizer_momentum, and its overlap rises to tau in the same way; 0: full "
-        "values from the first round; none: chosen by outer_start",
+        "outer_optimizer_momentum, and in lockstep tau rises likewise; 0: full values from the "
+        "first round; none: chosen by outer_start",
         Scope.PLAN,
         "ramp_rounds",
     )

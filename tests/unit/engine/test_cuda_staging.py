@@ -175,7 +175,7 @@ class PacedUpload:
     """An upload of 8 pieces that is begun with time to spare, and goes on whenever `pauses` gets
     the next pause."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **job: int) -> None:
         self.side, self.pieces = Side(CPU), list[int]()
         self.asked, self.goes_on = SimpleQueue[float](), SimpleQueue[None]()
         monkeypatch.setattr(cuda_staging, "UPLOAD_PIECE_NUMEL", 1)
@@ -191,7 +191,7 @@ class PacedUpload:
             return advance(new, numel)
 
         monkeypatch.setattr(self.side, "advance", counted)
-        self.hand = Hand(side=self.side, overlap=2, numel=8, **PATIENT)
+        self.hand = Hand(side=self.side, numel=8, **{"overlap": 2, **job}, **PATIENT)
         self.hand.step(4)
         self.track = self.hand.track()
 
@@ -234,6 +234,29 @@ def test_upload_with_time_left_is_paced_and_its_apply_does_the_rest(
     assert upload.pieces == [1, 1, 1, 5]
 
 
+def test_anchor_in_transfer_is_applied_at_the_first_poll_after_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    upload = PacedUpload(monkeypatch, period=16, overlap=12, polls=1)
+    hand = upload.hand
+    hand.step(12)  # behind the four of `PacedUpload`
+    upload.track = hand.track()
+    anchor = hand.decide(0.5, names=True, publish=False)
+    upload.begin(60.0, anchor)
+    upload.pauses(7)
+    hand.published.fragments[0].anchors[1] = anchor
+    hand.published.fragments[0].decided = 1
+    hand.step(3)
+    assert hand.track().anchor.version == 0, "the steps would wait for the last two pieces"
+    upload.goes_on.put(None)
+    upload.pauses(1)
+    upload.end()
+    hand.step(1)
+    assert hand.track().anchor.version == 1
+    assert upload.pieces == [1] * 8
+    assert hand.theta() == 0.5 + 4 * MOVE
+
+
 def test_upload_takes_half_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     upload = PacedUpload(monkeypatch)
     upload.begin(8.0, upload.hand.decide(0.5, names=True, publish=False))
@@ -261,7 +284,7 @@ def test_upload_has_the_time_of_the_steps_before_its_apply(monkeypatch: pytest.M
         hand.now_ns += 2 * SECOND
         hand.step(1)
     hand.decide(0.5, names=True)
-    assert left_s == [8.0], "captured at step 8, applied behind step 14; the 10th may be over"
+    assert left_s == [8.0], "captured at step 8, due at step 14; the 10th may be over"
 
 
 def test_upload_that_is_forgotten_copies_no_further_piece(monkeypatch: pytest.MonkeyPatch) -> None:

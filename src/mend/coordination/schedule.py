@@ -16,8 +16,8 @@ from mend.errors import ensure
 
 @dataclass(frozen=True)
 class Schedule:
-    """P fragments of weights, each captured once per H steps, applied tau steps later; then those
-    of moments, each group in the same way with a period of its own.
+    """P fragments of weights, each captured once per H steps, applied at most tau steps later; then
+    those of moments, each group in the same way with a period of its own.
 
     Steps count from 1. Fragment p is due after step s when s >= o_p and (s - o_p) mod H = 0, with
     o_p = floor((p + 1) H / P). Source: Streaming DiLoCo, 2501.18512.
@@ -27,7 +27,7 @@ class Schedule:
     period_steps: int
     overlap_steps: int
     overlap_ramp: int = 0
-    """Versions over which tau rises (see `overlap_at`); 0: it is constant."""
+    """Versions over which tau rises in lockstep (see `overlap_at`); 0: it is constant."""
     moments: tuple[MomentFragments, ...] = ()
     """Further fragments, after these P, with their own periods."""
     polls: int = 0

@@ -2,11 +2,12 @@
 
 The training thread calls everything but `prefetch`. That is called by the loop, which begins to
 upload a new anchor as soon as it is published, if no other one waits on the device; otherwise the
-anchor is uploaded at its apply point.
+anchor is uploaded when it is applied.
 
-An upload is stretched over the time until its apply point, so that its rate stays low. A copy at
-the full speed of the bus more than halves the speed of training that launches many small kernels,
-as under FSDP2: the device reads its commands over the same bus (benchmarks/results/overlap.md).
+An upload is stretched over the time until training would wait for it, so that its rate stays low.
+A copy at the full speed of the bus more than halves the speed of training that launches many small
+kernels, as under FSDP2: the device reads its commands over the same bus
+(benchmarks/results/overlap.md).
 
 Where the device encodes, it keeps, of every fragment, the anchor that was applied last and the
 residual, and of an open offer the delta and the pending residual. With feedback in the weights it

@@ -118,6 +118,11 @@ def remember_older_threads() -> None:
 
 
 def mend_threads() -> list[str]:
-    """Names of mend's threads that this test has started and that still run."""
+    """Names of mend's threads that this test has started and that still run. Nobody waits for a
+    look-up of addresses, which a rank that ends early may overtake."""
     threads = [each for each in threading.enumerate() if each not in _older]
+    for thread in threads:
+        if thread.name == "mend-lookup":
+            thread.join(5)
+    threads = [each for each in threads if each.is_alive()]
     return sorted(thread.name for thread in threads if "mend" in thread.name)

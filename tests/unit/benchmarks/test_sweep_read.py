@@ -15,7 +15,7 @@ COUNTED, GAP = 8, 10
 
 def run(folder: Path, *, blocking: bool = False, **more: object) -> read.Measured:
     for rack in (0, 1):
-        write_events(folder, rack, blocking=blocking, **more)  # type: ignore[arg-type]
+        write_events(folder, rack, blocking=blocking, **more)
     files = read.event_files(folder, 2)
     return read.measure(files, counted_from=COUNTED, gap=GAP, blocking=blocking)
 

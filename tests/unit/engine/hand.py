@@ -137,6 +137,11 @@ class Hand:
             self.update(move)
             self.counted(tokens)
 
+    def step_and_give(self, count: int = 1) -> None:
+        """And begin the next step, before which a donor copies its state."""
+        self.step(count)
+        self.trainer.give_state()
+
     def update(self, move: float) -> None:
         """The inner optimizer."""
         with torch.no_grad():

@@ -212,6 +212,13 @@ class Story:
         self.rank.tick()
 
     @property
+    def report(self) -> RankReport:
+        """The last that it has sent."""
+        (_, report) = self.host.sent[-1]
+        assert isinstance(report, RankReport)
+        return report
+
+    @property
     def anchors(self) -> dict[int, Anchor]:
         """What the training thread sees."""
         return self.published.fragments[0].anchors
@@ -226,11 +233,20 @@ def key_of(made: Offer) -> bytes:
     return offer_key(made.member, 1, made.fragment, made.seq)
 
 
-def theirs_of(values: Tensor) -> Offer:
-    """Rack 0's offer with these values as rank 1's part."""
+def theirs_of(values: Tensor, rack: int = 0) -> Offer:
+    """A rack's offer with these values as rank 1's part."""
     return replace(
-        offer(0, ranks=2), checksums=bytes(16) + bytes.fromhex(checksum_of(values.numpy().data))
+        offer(rack, ranks=2), checksums=bytes(16) + bytes.fromhex(checksum_of(values.numpy().data))
     )
+
+
+def holding_an_offer(**options: Any) -> tuple[Story, Offer, Tensor]:
+    """Of rack 0, and the values of this rank's part of it, which has come."""
+    story, delta = Story(**options), torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    return story, made, delta
 
 
 # -------------------------------------------------------------- which rounds are open
@@ -311,9 +327,7 @@ def test_payloads_are_served_merged_and_freed() -> None:
     assert story.host.served[key_of(made)] == delta.numpy().tobytes()
     story.told(offers=(made,), gathers=(MergeProposal(0, 1, 1, (made,)),))
     result = story.anchor(-0.5, version=1)
-    (_, report) = story.host.sent[-1]
-    assert isinstance(report, RankReport)
-    assert report.held[0].digests == (result.digest,)
+    assert story.report.held[0].digests == (result.digest,)
     assert 1 not in story.anchors, "it is not decided"
     decided = replace(commit(1, [made]), digests=("", result.digest))
     story.told(decided, settled=(0,))
@@ -342,10 +356,7 @@ def test_commit_has_the_balance_of_its_offers_with_the_momentum() -> None:
 
 
 def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> None:
-    story, delta = Story(), torch.full((N,), 0.5)
-    made = theirs_of(delta)
-    story.told(offers=(made,))
-    story.arrived(made, delta)
+    story, made, delta = holding_an_offer()
     story.rank.store.payloads[THEIRS, 0, 1].data_B[0] ^= 1  # a bit flips in memory
     story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
     story.told(gathers=(MergeProposal(0, 1, 2, (made,)),))
@@ -354,16 +365,11 @@ def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> N
     story.later()
     story.arrived(made, delta)
     story.later()
-    (_, report) = story.host.sent[-1]
-    assert isinstance(report, RankReport)
-    assert report.held[0].digests == (story.anchor(-0.5, version=1).digest,)
+    assert story.report.held[0].digests == (story.anchor(-0.5, version=1).digest,)
 
 
 def test_a_spoiled_anchor_is_found_and_copied_from_a_donor() -> None:
-    story, delta = Story(), torch.full((N,), 0.5)
-    made = theirs_of(delta)
-    story.told(offers=(made,))
-    story.arrived(made, delta)
+    story, made, _ = holding_an_offer()
     story.first.data[2] += 1
     story.told(gathers=(MergeProposal(0, 1, 2, (made,)),))
     assert story.anchors == {}, "the training thread must not take it for good"
@@ -373,10 +379,7 @@ def test_a_spoiled_anchor_is_found_and_copied_from_a_donor() -> None:
 
 
 def test_a_payload_of_another_size_fails_the_merge_and_stops_nobody() -> None:
-    story, delta = Story(), torch.full((N,), 0.5)
-    made = theirs_of(delta)
-    story.told(offers=(made,))
-    story.arrived(made, delta)
+    story, made, _ = holding_an_offer()
     story.rank.store.payloads[THEIRS, 0, 1].data_B = torch.zeros(3, dtype=torch.uint8)
     story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
     assert "WireError" in story.host.noted("merge-failed")[0]["error"]
@@ -392,49 +395,34 @@ def test_bytes_that_were_sent_and_hold_no_numbers_are_reported_and_merged_no_mor
     story.told(offers=(made,))
     story.arrived(made, bad)
     story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
-    (_, report) = story.host.sent[-1]
-    assert isinstance(report, RankReport)
-    assert report.held == ()
-    (found,) = report.bad
+    assert story.report.held == ()
+    (found,) = story.report.bad
     assert found.offer == OfferId(THEIRS, 0, 1)
     assert "NaN, Inf or magnitudes of inf" in found.reason
     story.later()
     assert len(story.host.noted("merge-failed")) == 1, "it is not tried again"
     story.told(Drop(0, (Ended(THEIRS, 1),), "rack 0 has diverged", diverged=True))
-    (_, report) = story.host.sent[-1]
-    assert isinstance(report, RankReport)
-    assert report.bad == ()
+    assert story.report.bad == ()
     assert story.rank.store.payloads == {}
 
 
 def test_who_spoils_a_payload_himself_blames_nobody() -> None:
     """A bit flips in this rack's memory: the sender's bytes were good, so he must not end."""
-    story, delta = Story(), torch.full((N,), 0.5)
-    made = theirs_of(delta)
-    story.told(offers=(made,))
-    story.arrived(made, delta)
+    story, made, delta = holding_an_offer()
     story.rank.store.payloads[THEIRS, 0, 1].data_B.view(torch.float32)[2] = float("nan")
     story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
-    (_, report) = story.host.sent[-1]
-    assert isinstance(report, RankReport)
-    assert report.bad == ()
-    assert [note["error"] for note in story.host.noted("fetch-failed")] == [
-        "its bytes changed in memory"
-    ]
+    assert story.report.bad == ()
+    (note,) = story.host.noted("fetch-failed")
+    assert note["error"] == "its bytes changed in memory"
     story.later()
     story.arrived(made, delta)
     story.later()
-    (_, report) = story.host.sent[-1]
-    assert isinstance(report, RankReport)
-    assert report.held[0].digests == (story.anchor(-0.5, version=1).digest,)
+    assert story.report.held[0].digests == (story.anchor(-0.5, version=1).digest,)
 
 
 def test_an_anchor_that_holds_no_numbers_ends_the_job_here() -> None:
     """Version 0 was NaN already: no member is to blame, and there is nothing to merge onto."""
-    story, delta = Story(first=float("nan"), theirs=float("nan")), torch.full((N,), 0.5)
-    made = theirs_of(delta)
-    story.told(offers=(made,))
-    story.arrived(made, delta)
+    story, made, _ = holding_an_offer(first=float("nan"), theirs=float("nan"))
     story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
     assert isinstance(story.published.failure, Diverged)
     assert "rack 1, fragment 0, version 0: the anchor itself" in str(story.published.failure)
@@ -568,9 +556,7 @@ def test_a_snapshot_becomes_a_payload_that_is_served() -> None:
     assert torch.equal(made.delta_N, torch.full((N,), -0.25)), "anchor - snapshot"
     key = offer_key(MINE, 1, 0, 1)
     assert story.host.served[key] == made.delta_N.numpy().tobytes()
-    (_, report) = story.host.sent[-1]
-    assert isinstance(report, RankReport)
-    assert report.parts[0].checksum == checksum_of(story.host.served[key])
+    assert story.report.parts[0].checksum == checksum_of(story.host.served[key])
     story.rank.tell(ev.Discarded(0, 1))
     assert story.host.served.keys() == {state_key(1, 0, 0, story.first.digest)}
     assert story.rank.store.offers == {}
@@ -580,9 +566,7 @@ def test_a_capture_with_nan_is_refused_at_home() -> None:
     story = Story()
     story.told()
     captured(story, torch.tensor([0.0, float("nan"), 0.0, 0.0]))
-    (_, report) = story.host.sent[-1]
-    assert isinstance(report, RankReport)
-    assert report.parts[0].declined == "its delta is not finite"
+    assert story.report.parts[0].declined == "its delta is not finite"
     assert "element 1 of the delta" in story.host.noted("declined")[0]["reason"]
     assert "element 1" in story.published.last_error
     story.told(discarded=((0, 1),))
@@ -621,7 +605,7 @@ def test_one_late_frame_of_another_version_ends_nobody() -> None:
 def test_two_versions_do_not_answer_each_other_without_end() -> None:
     """Each answer is a frame of another version to the other side."""
     host = HandEdge()
-    foreigners = VersionMismatches(host)  # type: ignore[arg-type]
+    foreigners = VersionMismatches(host)
     for _ in range(100):
         foreigners.met(OtherVersion(3, 2, "job", 7, ""), [Peer(1, 0), Peer(7, 0)])
     assert [to for to, _ in host.sent] == [Peer(7, 0), Peer(1, 0)]
@@ -764,7 +748,7 @@ def test_memory_for_a_copy_is_touched_on_the_worker_in_portions(
 def test_process_of_another_job_is_noted_once_and_answered_where_it_listens() -> None:
     host = HandEdge()
     connected: list[str] = []
-    host.connect = lambda peer, address: connected.append(address)  # type: ignore[method-assign]
+    host.connect = lambda peer, address: connected.append(address)
     jobs = OtherJobs(host)
     for _ in range(3):
         jobs.met(OtherJob("a", "b", 1, ""))

@@ -393,13 +393,9 @@ def test_rounds_lock_no_memory_that_was_not_locked_at_the_start(momentum: float)
     """Locking takes longer than a round, and every launch of a kernel waits for it."""
     fragments, numel, pin = 4, 1 << 18, Pin()
     config = MendConfig(
-        racks=2,
-        sync_period_steps=16,
-        overlap_steps=4,
-        fragments=fragments,
-        sideband_peers={},
+        racks=2, sync_period_steps=16, overlap_steps=4, fragments=fragments, sideband_peers={},
         codec="float32",
-    )
+    )  # fmt: skip
     numerics = numerics_of("float32", momentum, spare=spare_vectors(config), pin=pin)
     anchors = [numerics.genesis(torch.ones(numel)) for _ in range(fragments)]
     tracks: Any = [SimpleNamespace(anchor=each, owned=each) for each in anchors]

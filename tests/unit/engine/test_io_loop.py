@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +45,21 @@ class Machines:
         self.failures.append(error)
 
 
+def loop_alone() -> IoLoop:
+    options = IoLoopOptions("tcp://127.0.0.1:0", "127.0.0.1", "", None, SECOND)
+    return IoLoop(Peer(0, 0), Member(0, 1), "job", options, EventLog({"rack": 0, "rank": 0}, None))
+
+
+@contextlib.contextmanager
+def running() -> Iterator[IoLoop]:
+    loop = loop_alone()
+    try:
+        yield loop
+    finally:
+        loop.close()
+        loop.recorder.close()
+
+
 def break_on_loop(loop: IoLoop) -> None:
     loop.call(lambda: ensure(False, "planted", seq=3))
     loop._thread.join(20)
@@ -55,12 +72,11 @@ def break_elsewhere(loop: IoLoop) -> None:
 @pytest.mark.parametrize("find", [break_on_loop, break_elsewhere])
 def test_broken_invariant_stops_the_loop_without_a_farewell(find: Any) -> None:
     notes: list[tuple[str, dict[str, object]]] = []
-    options = IoLoopOptions("tcp://127.0.0.1:0", "127.0.0.1", "", None, SECOND)
-    loop = IoLoop(Peer(0, 0), Member(0, 1), "job", options, EventLog({"rack": 0, "rank": 0}, None))
-    loop.note = lambda event: notes.append(pair(event))  # type: ignore[method-assign]
+    loop = loop_alone()
+    loop.note = lambda event: notes.append(pair(event))
     machines, farewells = Machines(), list[str]()
     try:
-        loop.attach(machines)  # type: ignore[arg-type]
+        loop.attach(machines)
         find(loop)
         find(loop)
         assert not loop._thread.is_alive()
@@ -76,18 +92,12 @@ def test_broken_invariant_stops_the_loop_without_a_farewell(find: Any) -> None:
     assert loop.done.is_set()
 
 
-def loop_alone() -> IoLoop:
-    options = IoLoopOptions("tcp://127.0.0.1:0", "127.0.0.1", "", None, SECOND)
-    return IoLoop(Peer(0, 0), Member(0, 1), "job", options, EventLog({"rack": 0, "rank": 0}, None))
-
-
 def test_call_that_is_not_urgent_waits_for_the_next_one_and_keeps_its_place() -> None:
     """A wake-up of the loop takes the interpreter's lock from the training thread."""
-    loop, came, over = loop_alone(), list[str](), threading.Event()
-    woken: list[object] = []
-    wake = loop._loop.call_soon_threadsafe
-    loop._loop.call_soon_threadsafe = lambda *job: woken.append(job) or wake(*job)  # type: ignore
-    try:
+    came, over, woken = list[str](), threading.Event(), list[object]()
+    with running() as loop:
+        wake = loop._loop.call_soon_threadsafe
+        loop._loop.call_soon_threadsafe = lambda *job: woken.append(job) or wake(*job)
         loop.call(lambda: came.append("first"), soon=False)
         loop.call(lambda: came.append("second"), soon=False)
         assert woken == []
@@ -95,20 +105,16 @@ def test_call_that_is_not_urgent_waits_for_the_next_one_and_keeps_its_place() ->
         assert over.wait(20)
         assert came == ["first", "second"]
         assert len(woken) == 1
-    finally:
-        loop.close()
-        loop.recorder.close()
 
 
 def test_calls_of_one_moment_share_a_wake_up() -> None:
-    loop, came, over = loop_alone(), list[int](), threading.Event()
+    came, over, woken = list[int](), threading.Event(), list[object]()
     held, goes_on = threading.Event(), threading.Event()
-    try:
-        loop.call(lambda: (held.set(), goes_on.wait(20)))  # type: ignore[arg-type,return-value]
+    with running() as loop:
+        loop.call(lambda: (held.set(), goes_on.wait(20)))
         assert held.wait(20)
-        woken: list[object] = []
         wake = loop._loop.call_soon_threadsafe
-        loop._loop.call_soon_threadsafe = lambda *job: woken.append(job) or wake(*job)  # type: ignore
+        loop._loop.call_soon_threadsafe = lambda *job: woken.append(job) or wake(*job)
         for number in range(5):
             loop.call(partial(came.append, number))
         loop.call(over.set)
@@ -116,27 +122,18 @@ def test_calls_of_one_moment_share_a_wake_up() -> None:
         assert over.wait(20)
         assert came == [0, 1, 2, 3, 4]
         assert len(woken) == 1
-    finally:
-        goes_on.set()
-        loop.close()
-        loop.recorder.close()
 
 
 def test_timer_is_set_again_only_when_a_deadline_has_moved() -> None:
-    loop, over = loop_alone(), threading.Event()
-    machines = Machines()
-    set_to: list[float] = []
-    later = loop._loop.call_later
-    loop._loop.call_later = lambda s, *job: set_to.append(s) or later(s, *job)  # type: ignore
-    due_ns = loop.now_ns() + 1000 * SECOND
-    machines.deadline_ns = lambda: due_ns  # type: ignore[method-assign]
-    try:
-        loop.attach(machines)  # type: ignore[arg-type]
+    machines, over, set_to = Machines(), threading.Event(), list[float]()
+    with running() as loop:
+        later = loop._loop.call_later
+        loop._loop.call_later = lambda s, *job: set_to.append(s) or later(s, *job)
+        due_ns = loop.now_ns() + 1000 * SECOND
+        machines.deadline_ns = lambda: due_ns
+        loop.attach(machines)
         for _ in range(3):
             loop.call(lambda: None)
         loop.call(over.set)
         assert over.wait(20)
         assert len(set_to) == 1
-    finally:
-        loop.close()
-        loop.recorder.close()

@@ -85,26 +85,26 @@ def test_numbers_that_are_not_whole_are_refused_by_value(config: Callable[..., A
         for bad in (2.5, 2.0, "8", None, True, -1, 2**40 + 1, *tensors):
             said = re.escape(f"({bad!r}): ")
             with pytest.raises(UsageError, match=f"^local_batch{said}.*whole number, at least 1"):
-                runtime.local_batch(bad)  # type: ignore[arg-type]
+                runtime.local_batch(bad)
             with pytest.raises(UsageError, match=f"^count_tokens{said}.*whole number, at least 0"):
-                runtime.count_tokens(bad)  # type: ignore[arg-type]
+                runtime.count_tokens(bad)
         for bad in (-1, 2.0, True, "8"):
             with pytest.raises(
                 UsageError, match=f"^schedule_for{re.escape(f'({bad!r})')}: .*at lea"
             ):
-                runtime.schedule_for(bad)  # type: ignore[arg-type]
+                runtime.schedule_for(bad)
         for save in (runtime.checkpoint, runtime.async_checkpoint):
             with pytest.raises(UsageError, match=r"folder=''.*name a folder"):
                 save("")
         for unknown in ("yes", "", [True]):
             with pytest.raises(UsageError, match=f"^any_rank{re.escape(f'({unknown!r})')}: .*True"):
-                runtime.any_rank(unknown)  # type: ignore[arg-type]
+                runtime.any_rank(unknown)
         for true in (True, np.True_, torch.tensor(True)):
-            assert runtime.any_rank(true) is True  # type: ignore[arg-type]
+            assert runtime.any_rank(true) is True
         for fine in (np.int64(8), torch.tensor(8)):
-            taken = runtime.local_batch(fine)  # type: ignore[arg-type]
+            taken = runtime.local_batch(fine)
             assert (taken, type(taken)) == (8, int)
-            runtime.count_tokens(fine)  # type: ignore[arg-type]
+            runtime.count_tokens(fine)
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         tokens = runtime.status().tokens
@@ -164,7 +164,7 @@ def test_progress_is_written_while_it_trains(config: Callable[..., Any], tmp_pat
         if not last and threading.current_thread().name == "mend-alone":
             written.set()
 
-    pace.write = noticed  # type: ignore[method-assign]
+    pace.write = noticed
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert written.wait(30)
@@ -178,7 +178,7 @@ def test_determinism_is_on_until_the_rack_leaves(config: Callable[..., Any]) -> 
     for rack in (1, 1, 0):
         model = nn.Linear(2, 2)
         how = {"determinism": "shape", "seed": 7}
-        with mend.session(model, config(rack=rack), **how):  # type: ignore[arg-type]
+        with mend.session(model, config(rack=rack), **how):
             state = enabled()
             assert state is not None
             assert state.level == "shape"

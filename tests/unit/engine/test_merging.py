@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from msgspec.structs import replace
-from torch import Tensor
 
 from mend.consensus.records import Offer
 from mend.coordination import events as ev
-from mend.coordination.messages import MergeProposal, RankReport, Total
+from mend.coordination.messages import MergeProposal, Total
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.sums import partial_of
 from mend.errors import InvariantError, WorkerFailed, ensure
-from mend.transport.bulk_wire import checksum_of
 from mend.types import Owned, Span
-from tests.unit.coordination.nouns import member, offer
-from tests.unit.engine.test_concurrent_outer_step import N, Story
+from tests.unit.coordination.nouns import member
+from tests.unit.engine.test_concurrent_outer_step import N, Story, theirs_of
 
 OURS = torch.tensor([3.0, 0.0, 1.0, 1.0])
 """This rank's part of what rack 0 offers; the last two elements belong to another tensor."""
@@ -24,38 +21,26 @@ OURS = torch.tensor([3.0, 0.0, 1.0, 1.0])
 THEIRS = torch.tensor([0.0, 4.0, 1.0, 1.0])
 
 
-def offered(rack: int, values: Tensor) -> Offer:
-    return replace(
-        offer(rack, ranks=2), checksums=bytes(16) + bytes.fromhex(checksum_of(values.numpy().data))
-    )
-
-
 def story() -> tuple[Story, tuple[Offer, Offer]]:
     """The payloads of racks 0 and 2 are here."""
     made = Story(merge="rda", owned=Owned((Span(0, 2), Span(0, 2)), N), plain=((False, True),))
-    offers = (offered(0, OURS), offered(2, THEIRS))
+    offers = (theirs_of(OURS), theirs_of(THEIRS, 2))
     made.told(offers=offers)
     for each, values in zip(offers, (OURS, THEIRS), strict=True):
         made.arrived(each, values)
     return made, offers
 
 
-def report_of(made: Story) -> RankReport:
-    _, report = made.host.sent[-1]
-    assert isinstance(report, RankReport)
-    return report
-
-
 def test_a_rank_reports_its_part_and_merges_with_what_the_leader_made_of_all() -> None:
     made, offers = story()
     gathers = (MergeProposal(0, 1, 1, offers),)
     made.told(gathers=gathers)
-    (partial,) = report_of(made).partials
-    assert report_of(made).held == ()
+    (partial,) = made.report.partials
+    assert made.report.held == ()
     rack_mate = partial_of((0.5, 0.5), [made.numerics.rule.measure([torch.zeros(1)] * 2)])
     total = made.numerics.total([rack_mate, partial.blob])
     made.told(gathers=gathers, totals=(Total(0, 1, 1, total),))
-    (held,) = report_of(made).held
+    (held,) = made.report.held
     # |(3, 0)| = 3 and |(0, 4)| = 4: mean length 3.5, direction 45 degrees; the plain tensor: 1.
     result: Anchor = made.rank.store.tentative[(0, 1, 1)]
     assert torch.allclose(result.values, -torch.tensor([3.5 / 2**0.5, 3.5 / 2**0.5, 1.0, 1.0]))
@@ -69,23 +54,22 @@ def test_garbage_instead_of_a_total_fails_the_merge_and_stops_nobody() -> None:
     made.told(gathers=gathers, totals=(Total(0, 1, 1, b"garbage"),))
     assert "WireError" in made.host.noted("merge-failed")[0]["error"]
     assert made.published.failure is None
-    assert report_of(made).held == ()
+    assert made.report.held == ()
 
 
 def test_spoiled_bytes_are_found_before_they_are_measured_again() -> None:
     made, offers = story()
     made.rank.store.payloads[member(2), 0, 1].data_B[0] ^= 1
     made.told(gathers=(MergeProposal(0, 1, 1, offers),))
-    assert len(report_of(made).partials) == 1, "nobody has looked yet"
+    assert len(made.report.partials) == 1, "nobody has looked yet"
     made.told(gathers=(MergeProposal(0, 1, 2, offers),))
-    assert [note["error"] for note in made.host.noted("fetch-failed")] == [
-        "its bytes changed in memory"
-    ]
-    assert report_of(made).partials == ()
+    (note,) = made.host.noted("fetch-failed")
+    assert note["error"] == "its bytes changed in memory"
+    assert made.report.partials == ()
     made.later()
     made.arrived(offers[1], THEIRS)
     made.later()
-    (partial,) = report_of(made).partials
+    (partial,) = made.report.partials
     assert partial.attempt == 2
 
 

@@ -71,11 +71,14 @@ def test_the_wait_before_the_forward_is_measured_over_the_steps_that_are_asked_f
     assert (len(loop.posted), loop.held) == (1, 1)
 
 
-def test_of_several_forwards_the_first_counts() -> None:
+@pytest.mark.parametrize(("forwards", "waited_ppm"), [(3, 500_000), (0, -1)])
+def test_of_several_forwards_the_first_counts_and_without_any_no_wait_is_known(
+    forwards: int, waited_ppm: int
+) -> None:
     loop = Loop()
     loop.request.asked = Validate(5, 4)
-    loop.steps(5, forwards=3)
-    assert loop.posted == [Validated(5, 5, 7, 500_000)]
+    loop.steps(5, forwards=forwards)
+    assert loop.posted == [Validated(5, 5, 7, waited_ppm)]
 
 
 def test_a_product_that_is_under_way_is_posted_after_a_later_step_and_counts_no_further_step() -> (
@@ -89,13 +92,6 @@ def test_a_product_that_is_under_way_is_posted_after_a_later_step_and_counts_no_
     loop.steps(2)
     assert loop.posted == [Validated(5, 2, 7, 750_000)]
     assert loop.held == 3
-
-
-def test_without_forwards_no_wait_is_known() -> None:
-    loop = Loop()
-    loop.request.asked = Validate(2, 2)
-    loop.steps(3, forwards=0)
-    assert loop.posted == [Validated(2, 3, 7, -1)]
 
 
 def test_a_verdict_takes_the_place_of_what_is_measured() -> None:

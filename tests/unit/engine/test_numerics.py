@@ -66,12 +66,8 @@ def naive(
             delta = CODECS[codec]().decode(payload, 0, numel, torch.empty(numel)).numpy()
         term = delta.astype(np.float64) * weight
         total = term if total is None else total + term
-    D, A, lr32, mu32 = (
-        total.astype(np.float32),
-        anchor.values.numpy(),
-        np.float32(lr),
-        np.float32(momentum),
-    )
+    D, A = total.astype(np.float32), anchor.values.numpy()
+    lr32, mu32 = np.float32(lr), np.float32(momentum)
     if not momentum:
         return A - lr32 * D
     if len(payloads) == 1:  # a rack that is alone
@@ -123,12 +119,8 @@ def test_bits_and_digest_do_not_depend_on_the_block(
     codec: str, numel: int, blocks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numerics = make(codec)
-    anchor = numerics.merge(
-        [numerics.encode(noise(numel, 5), None).payload],
-        [1.0],
-        numerics.genesis(noise(numel, 4)),
-        1,
-    )
+    first = numerics.encode(noise(numel, 5), None).payload
+    anchor = numerics.merge([first], [1.0], numerics.genesis(noise(numel, 4)), 1)
     payloads = [numerics.encode(noise(numel, m), None).payload for m in range(3)]
     expected = numerics.merge(payloads, WEIGHTS[:3], anchor, 2)
     monkeypatch.setattr(merge_pass, "kernel_for", lambda *_: None)

@@ -18,7 +18,7 @@ from mend.engine.state.outcome import (
 from mend.types import Peer
 
 
-def test_the_launcher_reads_what_the_ranks_source_rack_and_rank(tmp_path: Path) -> None:
+def test_the_launcher_reads_what_the_ranks_wrote_by_rack_and_rank(tmp_path: Path) -> None:
     told = [Ended(rack, rank, "merged", tokens=5) for rack in (1, 0) for rank in (1, 0)]
     for ended in told:
         write_ended(tmp_path, ended)

@@ -43,11 +43,8 @@ def test_every_thread_begins_as_it_was_told() -> None:
 
 def test_the_end_cancels_what_has_not_begun_and_tells_what_does_not_end() -> None:
     """A pool of concurrent.futures waited for it, and the process after it, for ever."""
-    made, begun, release = (
-        DaemonExecutor(1, "mend-test", lambda: None),
-        threading.Event(),
-        threading.Event(),
-    )
+    made = DaemonExecutor(1, "mend-test", lambda: None)
+    begun, release = threading.Event(), threading.Event()
 
     def long() -> str:
         begun.set()

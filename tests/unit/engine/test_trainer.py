@@ -90,7 +90,7 @@ def test_weights_that_are_replaced_at_the_start_are_said_and_by_how_much() -> No
     own = hand.theta(0)
     begin(hand, 4.0)
     hand.run(hand.trainer.begin(9 * SECOND))
-    (said,) = [fields for kind, fields in hand.notes if kind == "weights-replaced"]
+    ((_, said),) = hand.noted("weights-replaced")
     assert said["differ_pct"] == pytest.approx(100 * abs(own - 4.0) / 4.0, abs=1e-3)
 
 
@@ -99,7 +99,7 @@ def test_equal_weights_are_not_replaced() -> None:
     hand.replace_parts(compares=True)
     begin(hand, hand.theta(0))
     hand.run(hand.trainer.begin(9 * SECOND))
-    assert "weights-replaced" not in [kind for kind, _ in hand.notes]
+    assert not hand.noted("weights-replaced")
 
 
 def test_all_racks_begin_together() -> None:
@@ -152,8 +152,8 @@ def test_rank_that_holds_all_asks_its_mates_when_the_job_looks_lost() -> None:
         hand.published.heard(NewestOrders())  # other racks have not copied it yet
         settle = partial(hand.published.heard, NewestOrders((0, 1), (), (0,)))
         happens = iter([hand.published.look_again, settle])
-        hand.during = lambda happens=happens: next(happens)()  # type: ignore[misc]
-        hand.agree = lambda values, mates=mates: [*values[:1], mates, *values[2:]][: len(values)]  # type: ignore[misc]
+        hand.during = lambda happens=happens: next(happens)()
+        hand.agree = lambda values, mates=mates: [*values[:1], mates, *values[2:]][: len(values)]
         began_ns = hand.now_ns
         with contextlib.nullcontext() if mates else pytest.raises(JobLost, match="says so"):
             hand.run(hand.trainer.begin(60 * SECOND))
@@ -245,15 +245,13 @@ def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:
     hand, optimizer = joiner()
     hand.during = lambda: hand.inbox.receive(given(9))
     hand.run(hand.trainer.begin(9 * SECOND))
-    assert [event for event in hand.events if isinstance(event, Wanting)] == [
-        Wanting(True), Wanting(False),
-    ]  # fmt: skip
+    assert hand.posted(Wanting) == [Wanting(True), Wanting(False)]
     assert optimizer.param_groups[0]["lr"] == 0.25
     (held,) = optimizer.state.values()
     assert held["momentum_buffer"].tolist() == [1.0] * 4
     assert hand.trainer.standing[:2] == (9, 0)
     hand.step(3)
-    (captured,) = [event for event in hand.events if isinstance(event, Captured)]
+    (captured,) = hand.posted(Captured)
     assert (captured.step, captured.steps, captured.tokens) == (12, 3, 30)
 
 
@@ -306,7 +304,7 @@ def test_a_rank_wants_the_copy_until_all_ranks_of_its_rack_have_it() -> None:
 
     def agree(values: list[int]) -> list[int]:
         if values[:2] == [1, 9]:
-            wanted.extend(event.on for event in hand.events if isinstance(event, Wanting))
+            wanted.extend(event.on for event in hand.posted(Wanting))
         return values
 
     hand.agree = agree
@@ -323,8 +321,7 @@ def test_ranks_whose_donor_changed_between_their_pulls_pull_again(other: tuple[i
     hand.agree = lambda values: next(theirs, values) if values[:2] == [1, 9] else values
     hand.run(hand.trainer.begin(9 * SECOND))
     assert hand.trainer.step == 9
-    wanted = [event.on for event in hand.events if isinstance(event, Wanting)]
-    assert wanted == [True, True, False]
+    assert [event.on for event in hand.posted(Wanting)] == [True, True, False]
 
 
 def test_ranks_agree_whether_their_rack_joins_before_any_waits_for_a_copy() -> None:
@@ -333,7 +330,7 @@ def test_ranks_agree_whether_their_rack_joins_before_any_waits_for_a_copy() -> N
     first = iter([[0]])
     hand.agree = lambda values: next(first, values)
     hand.run(hand.trainer.begin(9 * SECOND))
-    assert not [event for event in hand.events if isinstance(event, Wanting)]
+    assert not hand.posted(Wanting)
     reason = dict(hand.notes)["state-fresh"]["reason"]
     assert reason == "this rack was not in the roster in time"
 
@@ -546,13 +543,9 @@ def test_a_drain_of_a_rack_that_the_job_has_left_behind_ends_at_once() -> None:
 
 def test_one_ranks_drain_goes_on_until_all_ranks_are_done() -> None:
     hand = Hand(ranks=2)
-    done = [False]
-    hand.agree = lambda values: [int(done[0]), *values[1:]]
-
-    def other() -> None:
-        done[0] = True
-
-    hand.during = other
+    done = list[int]()
+    hand.agree = lambda values: [len(done), *values[1:]]
+    hand.during = lambda: done.append(1)
     hand.run(hand.trainer.drain(60 * SECOND))
     assert len(hand.agreements) == 2
 

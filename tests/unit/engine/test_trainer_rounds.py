@@ -219,27 +219,22 @@ def test_tokens_are_counted_from_capture_to_capture() -> None:
     assert hand.trainer.open_tokens() == 40
 
 
-def test_overwrite_gives_up_what_was_learnt_since_and_says_so() -> None:
-    hand = Hand(apply_mode="overwrite")
-    hand.step(4)
-    hand.decide(0.75, names=True)
-    hand.step(2)
-    assert hand.theta() == 0.75
-    assert (hand.trainer.ledger.merged, hand.trainer.ledger.discarded) == (40, 20)
-    hand.step(2)
-    assert [c.tokens for c in hand.posted(Captured)] == [40, 20]
-    assert hand.trainer.open_tokens() == 20
-
-
-def test_blend_keeps_a_part_and_offers_all_of_it_again() -> None:
-    hand = Hand(apply_mode="blend", blend_alpha=0.25)
+@pytest.mark.parametrize(
+    ("apply_mode", "theta", "given_up"),
+    [("overwrite", 0.5, 20), ("blend", 0.5 + 0.25 * (1.5 - 0.5), 0)],
+)
+def test_overwrite_gives_up_what_was_learnt_since_and_blend_offers_all_of_it_again(
+    apply_mode: str, theta: float, given_up: int
+) -> None:
+    hand = Hand(apply_mode=apply_mode, blend_alpha=0.25)
     hand.step(4)
     hand.decide(0.5, names=True)
     hand.step(2)
-    assert hand.theta() == 0.5 + 0.25 * (1.5 - 0.5)
-    assert (hand.trainer.ledger.merged, hand.trainer.ledger.discarded) == (40, 0)
+    assert hand.theta() == theta
+    assert (hand.trainer.ledger.merged, hand.trainer.ledger.discarded) == (40, given_up)
     hand.step(2)
-    assert [c.tokens for c in hand.posted(Captured)] == [40, 40]
+    assert [c.tokens for c in hand.posted(Captured)] == [40, 40 - given_up]
+    assert hand.trainer.open_tokens() == 40 - given_up
 
 
 @pytest.mark.parametrize("apply_mode", ["carry", "overwrite", "blend"])
@@ -964,8 +959,7 @@ def test_a_donor_copies_once_before_the_step_behind_a_poll() -> None:
     """All that belongs to a step is done by then: a scheduler steps behind the optimizer."""
     hand = donor()
     hand.inbox.ask((THEIRS,))
-    hand.step()
-    hand.trainer.give_state()
+    hand.step_and_give()
     assert hand.given == [], "it has not looked yet"
     hand.step()
     assert hand.given == []
@@ -973,32 +967,26 @@ def test_a_donor_copies_once_before_the_step_behind_a_poll() -> None:
     ((to, step, data_B),) = hand.given
     assert (to, step) == (THEIRS, 2)
     assert isinstance(data_B, Tensor)
-    hand.step(4)
-    hand.trainer.give_state()
+    hand.step_and_give(4)
     assert len(hand.given) == 1, "it was asked once"
     hand.inbox.ask(())
     hand.step(2)
     hand.inbox.ask((THEIRS,))
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert len(hand.given) == 1, "the copy is still there"
     hand.inbox.free(THEIRS)
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert [step for _, step, _ in hand.given] == [2, 12], "the copy was freed, and nobody saw it"
 
 
 def test_a_rank_that_has_its_copy_still_makes_another_where_another_rank_lost_its_own() -> None:
     hand = donor(ranks=2)
     hand.inbox.ask((THEIRS,))
-    hand.step(2)
-    hand.trainer.give_state()
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
+    hand.step_and_give(2)
     assert [step for _, step, _ in hand.given] == [2]
     hand.agree = lambda values: [*values[:4], -1, *values[5:]]
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert [step for _, step, _ in hand.given] == [2, 6]
 
 
@@ -1013,8 +1001,7 @@ def test_of_replicas_only_the_first_copies_what_all_have(first: bool, same: bool
 
     hand.trainer.states.replicas = Replicas(first, minimum)
     hand.inbox.ask((THEIRS,))
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     ((_, _, given),) = hand.given
     assert hand.trainer.states.state is not None
     whole = hand.trainer.states.state.take(2)
@@ -1033,8 +1020,7 @@ def test_a_replica_that_cannot_copy_agrees_all_the_same() -> None:
     hand.trainer.states.state = TrainingState([Wrapper()], {}, lambda *_: None)
     hand.trainer.states.replicas = Replicas(False, lambda values: agreed.append(values) or values)
     hand.inbox.ask((THEIRS,))
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert hand.given == [(THEIRS, 2, "optimizer (Wrapper) has no state_dict")]
     assert len(agreed) == 1
 
@@ -1043,8 +1029,7 @@ def test_of_several_racks_that_join_each_gets_its_copy() -> None:
     hand, other = donor(), Member(7, 70)
     hand.inbox.ask((THEIRS, other))
     for _ in range(6):
-        hand.step(1)
-        hand.trainer.give_state()
+        hand.step_and_give()
     assert sorted(to for to, _, _ in hand.given) == sorted((THEIRS, other))
 
 
@@ -1053,12 +1038,10 @@ def test_ranks_of_a_donor_copy_behind_one_step() -> None:
     hand = donor(ranks=2)
     hand.inbox.ask((THEIRS,))
     hand.agree = lambda values: [*values[:2], 0, 0, 0, *values[5:]]  # behind what is open
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert hand.given == []
     hand.agree = lambda values: values
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert [step for _, step, _ in hand.given] == [4]
 
 
@@ -1066,8 +1049,7 @@ def test_a_donor_that_cannot_says_why() -> None:
     hand = donor()
     hand.trainer.states.state = TrainingState([Wrapper()], {}, lambda *_: None)
     hand.inbox.ask((THEIRS,))
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert hand.given == [(THEIRS, 2, "optimizer (Wrapper) has no state_dict")]
 
 
@@ -1083,8 +1065,7 @@ def test_an_error_of_a_state_dict_is_a_refusal_and_the_donor_trains_on(error: Ex
     assert hand.trainer.states.state is not None
     hand.trainer.states.state._registered["mine"] = (Broken(), "job")
     hand.inbox.ask((THEIRS,))
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     ((_, _, refused),) = hand.given
     assert isinstance(refused, str)
     assert refused.startswith(type(error).__name__)
@@ -1104,12 +1085,10 @@ def test_a_donor_copies_into_memory_that_was_made_ready_beside_training() -> Non
     hand, asked = donor(), list[int]()
     hand.trainer.states.reserve = asked.append
     hand.inbox.ask((THEIRS,))
-    hand.step(4)
-    hand.trainer.give_state()
+    hand.step_and_give(4)
     assert (len(asked), hand.given) == (1, []), "asked for once; until it is there it trains on"
     hand.inbox.make_room(room_B := torch.zeros(asked[0], dtype=torch.uint8))
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     ((_, step, data_B),) = hand.given
     assert isinstance(data_B, Tensor)
     assert hand.trainer.states.state is not None
@@ -1119,8 +1098,7 @@ def test_a_donor_copies_into_memory_that_was_made_ready_beside_training() -> Non
     hand.inbox.free(THEIRS)
     hand.step(2)
     hand.inbox.make_room(torch.zeros(2, dtype=torch.uint8))  # the state has grown since
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert torch.equal(hand.given[1][2], hand.trainer.states.state.take(10))
 
 
@@ -1148,12 +1126,10 @@ def test_ranks_of_a_donor_ask_together_how_much_memory_a_copy_takes() -> None:
     hand.step(2)
     assert (calls, len(reserved)) == ([4], 1)
     hand.inbox.make_room(torch.zeros(reserved[0], dtype=torch.uint8))
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert (calls, len(reserved), hand.given) == ([4, 6], 1, []), "the other still waits for memory"
     hand.agree = lambda values: values
-    hand.step(2)
-    hand.trainer.give_state()
+    hand.step_and_give(2)
     assert (calls, len(reserved), len(hand.given)) == ([4, 6, 8], 1, 1)
 
 

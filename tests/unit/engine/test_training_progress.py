@@ -135,7 +135,7 @@ def test_racks_that_point_apart_are_warned_of_once_by_one_rank() -> None:
     for warns in (True, False):
         noted: list[tuple[str, dict[str, Any]]] = []
         pace = TrainingProgress(
-            lambda event, noted=noted: noted.append(pair(event)),  # type: ignore[misc]
+            lambda event, noted=noted: noted.append(pair(event)),
             lambda: (0, 0),
             lambda: seen,
             warns=warns,

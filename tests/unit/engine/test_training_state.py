@@ -94,14 +94,12 @@ class Wide(torch.optim.Optimizer):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_optimizer_goes_on_to_the_bit(kind: Any, made: dict[str, Any], dtype: Any) -> None:
     """torch casts a loaded state to the type of its parameter, which would round `Wide`'s."""
-    if kind is torch.optim.LBFGS:
-        donor, twin = Script(kind, dtype=dtype, **made), Script(kind, dtype=dtype, **made)
-    else:
-        donor, twin = Script(kind, 3, dtype, **made), Script(kind, dtype=dtype, **made)
+    steps = 0 if kind is torch.optim.LBFGS else 3
+    donor, twin = Script(kind, steps, dtype, **made), Script(kind, dtype=dtype, **made)
     twin.model.load_state_dict(donor.model.state_dict())
     donor.to(twin)
     assert first_difference((), donor.optimizer.state_dict(), twin.optimizer.state_dict()) == ()
-    if kind is not torch.optim.LBFGS:
+    if steps:
         for script in (donor, twin):
             script.step(9)
         for one, other in zip(donor.model.parameters(), twin.model.parameters(), strict=True):
@@ -228,14 +226,13 @@ def test_a_part_of_another_scheduler_is_not_registered_by_itself() -> None:
 
 
 def test_a_scheduler_that_would_begin_anew_is_refused() -> None:
-    """Where it is registered, or none, or all begin together, it is fine."""
-    donor = Script(steps=1, lr=0.1)
+    """Where it is registered, or there is none, or all begin together, it is fine."""
+    donor, together = Script(steps=1, lr=0.1), Script(lr=0.1)
+    scheduled(together)
+    together.state.before_step()
     for registered in (True, False):
         twin = Script(lr=0.1)
-        scheduler = torch.optim.lr_scheduler.ConstantLR(twin.optimizer)
-        twin.state.before_step()
-        twin = Script(lr=0.1)
-        scheduler = torch.optim.lr_scheduler.ConstantLR(twin.optimizer)
+        scheduler = scheduled(twin)
         donor.to(twin)
         if registered:
             twin.state.register("scheduler", scheduler, "job")

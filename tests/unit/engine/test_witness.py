@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mend.coordination.machines import CoordinatorSpec, ProcessSpec
 from mend.coordination.messages import Refusal
 from mend.engine.witness import Witness, build_witness, run
 from mend.errors import AddressInUse
-from mend.events.base import log_text
+from mend.events.base import LoggedEvent, log_text
 from mend.events.kinds import JobFounded, RoundDecided
 from mend.types import MS, SECOND, WITNESS, Peer
 from tests.unit.coordination.nouns import genesis, hello, log_of, member, orders, roster
@@ -45,10 +46,19 @@ class Outside:
     def note(self, *_: Any) -> None: ...
 
 
-def following(outside: Any) -> Witness:
+def following(outside: Any, on_progress: Callable[[str], None] = lambda line: None) -> Witness:
     options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
     parts = ProcessSpec(Peer(WITNESS, 0), ME, coordinator=CoordinatorSpec("job", options))
-    return build_witness(parts, outside, lambda line: None)
+    return build_witness(parts, outside, on_progress)
+
+
+def printed(*events: LoggedEvent) -> list[str]:
+    """What a witness prints of the events."""
+    lines = list[str]()
+    witness = following(Outside(), lines.append)
+    for event in events:
+        witness._note(event)
+    return lines
 
 
 def test_a_witness_that_follows_leaves_at_the_last_word_of_whoever_led() -> None:
@@ -108,31 +118,20 @@ def test_a_witness_that_was_started_again_leaves_when_it_hears_that_its_job_is_o
 
 
 def test_a_witness_prints_every_move_of_a_slow_rack() -> None:
-    printed = list[str]()
-    options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
-    parts = ProcessSpec(Peer(WITNESS, 0), ME, coordinator=CoordinatorSpec("job", options))
-    host: Any = Outside()
-    witness = build_witness(parts, host, printed.append)
     events = [
         event_of(before, Mitigation(1, stage, "rack 1 is slow"))
         for before in (1, 2, 3)
         for stage in (1, 2, 3, 4)
     ]
-    for event in events:
-        witness._note(event)
-    assert printed == [log_text(event) for event in events]
-    assert len({line.split()[0] for line in printed}) == 4
+    lines = printed(*events)
+    assert lines == [log_text(event) for event in events]
+    assert len({line.split()[0] for line in lines}) == 4
 
 
 def test_witness_prints_no_event_of_every_round() -> None:
-    printed = list[str]()
-    options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
-    parts = ProcessSpec(Peer(WITNESS, 0), ME, coordinator=CoordinatorSpec("job", options))
-    host: Any = Outside()
-    witness = build_witness(parts, host, printed.append)
-    for event in (RoundDecided(0, 1), JobFounded((0, 1))):
-        witness._note(event)
-    assert printed == ['genesis racks=0,1 msg="racks 0,1 have met: the job begins"']
+    assert printed(RoundDecided(0, 1), JobFounded((0, 1))) == [
+        'genesis racks=0,1 msg="racks 0,1 have met: the job begins"'
+    ]
 
 
 def test_a_witness_whose_port_is_taken_leaves_no_thread_behind(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_equal_tensors_are_cut_evenly() -> None:
     assert [layout.numel for layout in build_plan(bag([10] * 8), 4)] == [20, 20, 20, 20]
 
 
-def test_ddp_is_unwrapped(tmp_path: object) -> None:
+def test_ddp_is_unwrapped() -> None:
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )

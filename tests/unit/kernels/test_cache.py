@@ -107,7 +107,7 @@ def test_kernel_that_writes_another_bit_anywhere_fails_its_check() -> None:
 
 def test_kernel_of_another_codec_fails_its_check() -> None:
     with pytest.raises(RuntimeError, match="merge of bfloat16"):
-        self_checks.check_merge(kernels.merge_kernel("int8"), "bfloat16")  # type: ignore[arg-type]
+        self_checks.check_merge(kernels.merge_kernel("int8"), "bfloat16")
 
 
 @pytest.mark.parametrize(("module", "check"), [("merges", "merge"), ("offers", "offer")])

@@ -46,13 +46,13 @@ def test_an_offer_has_the_bits_of_the_host(name: str, in_weights: bool, numel: i
         made = host.encode(delta_N, residual_N, anchor_N)
         given = (snapshot_N.clone(), anchor_N, residual_N)
         there = [each.to(DEVICE) if each is not None else None for each in given]
-        left_N, parcel_B = encoder.encode(*there)  # type: ignore[arg-type]
+        left_N, parcel_B = encoder.encode(*there)
         found = encoder.read(parcel_B.cpu(), numel, NORM_MAX)
         assert torch.equal(found.payload, made.payload), what
         theirs_N = made.sent if in_weights else made.pend
         assert theirs_N is not None
         assert torch.equal(bits(left_N), bits(theirs_N)), what
-        assert torch.equal(bits(there[0]), bits(delta_N)), what  # type: ignore[arg-type]
+        assert torch.equal(bits(there[0]), bits(delta_N)), what
         assert (found.bad, found.norm) == (None, made.norm), what
         assert found.unsent == pytest.approx(made.unsent, rel=1e-4, abs=1e-18), what
         assert found.length == pytest.approx(made.length, rel=1e-4, abs=1e-18), what

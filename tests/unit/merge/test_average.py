@@ -27,14 +27,17 @@ def naive(deltas: list[torch.Tensor], weights: list[float]) -> np.ndarray:
     return total.astype(np.float32)
 
 
+def check(deltas: list[torch.Tensor], weights: list[float]) -> None:
+    out = torch.full_like(deltas[0], float("nan"))
+    Average().block(deltas, weights, out)
+    assert np.array_equal(out.numpy().view(np.int32), naive(deltas, weights).view(np.int32))
+
+
 @pytest.mark.parametrize("racks", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("numel", [0, 1, 17, 4096, 100_003])
 def test_the_mean_is_the_naive_sum(racks: int, numel: int) -> None:
     deltas = [noise(numel, seed) for seed in range(racks)]
-    weights = [float(np.float32(1 / (m + 1.7))) for m in range(racks)]
-    out = torch.full((numel,), float("nan"))
-    Average().block(deltas, weights, out)
-    assert np.array_equal(out.numpy().view(np.int32), naive(deltas, weights).view(np.int32))
+    check(deltas, [float(np.float32(1 / (m + 1.7))) for m in range(racks)])
 
 
 def test_a_product_with_an_fp32_weight_is_exact_so_fusing_changes_nothing() -> None:
@@ -64,12 +67,6 @@ def test_two_racks_of_equal_weight_take_a_shorter_way_to_the_same_bits() -> None
     second = values.repeat(len(values))
     deltas = [torch.cat([first, noise(20_000, 1)]), torch.cat([second, noise(20_000, 2)])]
     for start, stop in ((0, len(deltas[0])), (len(first), len(deltas[0]))):
-        pair = [delta[start:stop] for delta in deltas]
-        out = torch.full((stop - start,), float("nan"))
-        Average().block(pair, [0.5, 0.5], out)
-        assert np.array_equal(out.numpy().view(np.int32), naive(pair, [0.5, 0.5]).view(np.int32))
+        check([delta[start:stop] for delta in deltas], [0.5, 0.5])
     for a, b in zip(first, second, strict=True):  # one by one: an overflow hides none of the others
-        out = torch.full((1,), float("nan"))
-        Average().block([a.reshape(1), b.reshape(1)], [0.5, 0.5], out)
-        expected = naive([a.reshape(1), b.reshape(1)], [0.5, 0.5])
-        assert np.array_equal(out.numpy().view(np.int32), expected.view(np.int32)), (a, b)
+        check([a.reshape(1), b.reshape(1)], [0.5, 0.5])

@@ -12,7 +12,7 @@ from mend.outer import OUTERS, Nesterov, register
 
 class OneString(Nesterov):
     name = "one-string"
-    states = "first"  # type: ignore[assignment]  # the comma is missing
+    states = "first"  # the comma is missing
 
 
 class NoArguments(Nesterov):
@@ -40,7 +40,7 @@ def test_a_string_is_no_tuple_of_states() -> None:
 def test_what_does_not_take_three_arguments_is_told_which(make: object) -> None:
     said = r"outer='no-arguments': .*make is called with \(lr, momentum, ramp\)"
     with pytest.raises(ConfigError, match=said):
-        register("no-arguments", make)  # type: ignore[arg-type]
+        register("no-arguments", make)
     assert "no-arguments" not in OUTERS
 
 

@@ -42,7 +42,7 @@ class Case:
     left_out_lost: bool = False  # all of the delta is taken out of theta all the same
 
 
-class RankMachine:
+class LedgeredRack:
     def __init__(self, number: int, case: Case, numerics: Numerics) -> None:
         self.case, self.numerics, self.rack = case, numerics, rack(number)
         self.A, self.e = flat(self.rack).clone(), None
@@ -102,18 +102,18 @@ def owned(rack: Rack) -> Owned:
     return Owned(spans, sum(span.numel for span in spans), shapes)
 
 
-def run(case: Case) -> list[RankMachine]:
+def run(case: Case) -> list[LedgeredRack]:
     outer = Nesterov(case.lr, case.momentum)
     numerics = Numerics(codec_named(case.codec), Average(), outer, in_weights=case.in_weights)
-    non_voters = [RankMachine(n, case, numerics) for n in range(case.racks)]
+    racks = [LedgeredRack(n, case, numerics) for n in range(case.racks)]
     chance = torch.Generator().manual_seed(7)
-    anchor = after = numerics.genesis(non_voters[0].A, owned(non_voters[0].rack))
+    anchor = after = numerics.genesis(racks[0].A, owned(racks[0].rack))
     named: list[int] = []
     for step in range(1, STEPS + 1):
-        for rank_machine in non_voters:
-            rank_machine.train(step)
+        for each in racks:
+            each.train(step)
         if step % PERIOD == 0:
-            payloads = [rank_machine.capture(anchor) for rank_machine in non_voters]
+            payloads = [each.capture(anchor) for each in racks]
             lots = torch.randint(0, 100, (case.racks,), generator=chance).tolist()
             named = [n for n, lot in enumerate(lots) if lot >= case.exclude_pct] or [0]
             weights = [float(torch.tensor(1 / len(named)))] * len(named)
@@ -121,14 +121,14 @@ def run(case: Case) -> list[RankMachine]:
                 [payloads[n] for n in named], weights, anchor, anchor.version + 1
             )
         if step > case.overlap and (step - case.overlap) % PERIOD == 0:
-            for n, rank_machine in enumerate(non_voters):
-                rank_machine.apply(anchor.values, after.values, n in named)
+            for n, each in enumerate(racks):
+                each.apply(anchor.values, after.values, n in named)
             anchor = after
-    return non_voters
+    return racks
 
 
 def worst(case: Case) -> float:
-    return max(rank_machine.gap for rank_machine in run(case))
+    return max(each.gap for each in run(case))
 
 
 CARRY = {

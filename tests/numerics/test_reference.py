@@ -180,11 +180,8 @@ class Live:
         for n in range(len(self.models)):
             if (n, p) not in self.open:
                 continue
-            (delta, pend, totals), theta, new = (
-                self.open.pop((n, p)),
-                self.read(n, p),
-                self.anchors[p][-1],
-            )
+            delta, pend, totals = self.open.pop((n, p))
+            theta, new = self.read(n, p), self.anchors[p][-1]
             how = self.settings.apply_mode
             realign(
                 theta, self.applied[n][p].values, delta, new.values, how, self.settings.alpha, theta

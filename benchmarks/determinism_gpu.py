@@ -35,9 +35,9 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, int, int, int]] = 
     "GPT-2 124M, 16 x 1024": (Gpt, torch.float32, 16, 1024, 2),
     "Llama 1.1B, 8 x 2048": (Llama, torch.bfloat16, 8, 2048, 4),
 }
+"""Model, type of its weights, rows, tokens, rows of a leaf: 8 leaves and 2 leaves."""
 FUSED: dict[Any, Callable[[], nn.Module]] = {Llama: partial(Llama, fused=True)}
 """What level shape trains in place of it: with @elementwise functions."""
-"""Model, type of its weights, rows, tokens, rows of a leaf: 8 leaves and 2 leaves."""
 EVERYWHERE = "GPT-2 124M, 8 x 1024, everywhere"
 
 Step = Callable[[], Any]

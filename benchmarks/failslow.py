@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks._common import RESULTS, read_options
@@ -196,7 +196,7 @@ class Score:
 
     series: int = 0
     found: int = 0
-    late: list[int] | None = None
+    late: list[int] = field(default_factory=list)
     false: int = 0
     healthy_steps: int = 0
 
@@ -207,8 +207,7 @@ class Score:
 
 def score(kind: Kind, detector: Callable[[Series], Named], seeds: range) -> Score:
     """Score a detector. Of healthy kinds every rack is a series; of the others rack 0 is."""
-    result = Score(late=[])
-    assert result.late is not None
+    result = Score()
     for seed in seeds:
         series = kind.draw(random.Random(f"{kind.name} {seed}"))
         onset = kind.onset

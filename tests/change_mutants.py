@@ -41,7 +41,6 @@ IMPORTERS_MAX = 8
 
 NEEDED = ("src", "tests", "benchmarks", "examples", "docs", "pyproject.toml", "CHANGELOG.md",
           "README.md", "Makefile", "constraints.txt")  # fmt: skip
-COMPILED = "__pycache__"
 CLEAN_LIMIT_S = 600.0
 LIMIT_S, LIMIT_RUNS = 20.0, 4
 """A mutant has so many seconds, and so many times what the tests take without it."""
@@ -107,16 +106,21 @@ def _direct_tests(file: str) -> tuple[str, ...]:
 # Running
 
 
+def copy_tree(folder: Path, *left_out: str) -> None:
+    """What tests need of the tree, without the files and folders of these names."""
+    for name in NEEDED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns(*left_out))
+        else:
+            shutil.copy(source, folder / name)
+
+
 class Server:
     """A copy of the tree, and the process that runs tests in it."""
 
     def __init__(self, folder: Path) -> None:
-        for name in NEEDED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns(COMPILED))
-            else:
-                shutil.copy(source, folder / name)
+        copy_tree(folder, "__pycache__")
         command = [sys.executable, "-P", str(folder / "tests/mutant_server.py"), str(folder)]
         self.process = subprocess.Popen(
             command, env=own_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

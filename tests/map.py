@@ -69,22 +69,12 @@ feature."""
 
 _COMMANDS = frozenset({"tools", "mend_lab.commands"})
 
-_TENSORS = _NUMERIC | {
-    "compat",
-    "determinism",
-    "hardware",
-    "kernels",
-    "engine",
-    "mend_lab.commands",
-    "mend_lab.reference",
-    "mend_lab.replay",
-    "mend_lab.sim",
-    "mesh",
-    "api",
-    "following",
-    "integrations",
-    "tools",
-}
+_TENSORS = (
+    _NUMERIC
+    | {"compat", "determinism", "hardware", "kernels", "engine", "mesh", "api", "following"}
+    | {"integrations", "tools"}
+    | {"mend_lab.commands", "mend_lab.reference", "mend_lab.replay", "mend_lab.sim"}
+)
 
 TENSORS_OF_MEND = _NUMERIC | {"api", "engine", "following", "hardware", "kernels", "mesh"}
 """Rooms that compute beside a script, whatever its default type and device are."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.change_mutants import PARALLEL, edits_in, edits_since, hunt
+from tests.change_mutants import PARALLEL, copy_tree, edits_in, edits_since, hunt
 from tests.planting import Edit, edited, own_environment
 
 ROOT = Path(__file__).parent.parent
@@ -610,12 +609,7 @@ def caught(mutant: Mutant) -> tuple[bool, str]:
     changed = ast.unparse(edited([mutant.edit]))
     with tempfile.TemporaryDirectory(prefix="mend-mutant-") as folder:
         copy = Path(folder)
-        for name in ("src", "tests", "benchmarks", "pyproject.toml", "CHANGELOG.md"):
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, copy / name)  # compiled files are told by their times
-            else:
-                shutil.copy(source, copy / name)
+        copy_tree(copy)  # with compiled files, which are told by their times
         (copy / "src/mend" / mutant.edit.file).write_text(changed, encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         environment = own_environment(PYTHONPATH=str(copy / "src"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -39,21 +39,19 @@ def room_of(path: Path, root: Path) -> str:
 
 def violations(path: Path, root: Path = SOURCE) -> list[str]:
     """All of one module, in the order of its lines."""
-    room, text = room_of(path, root), path.read_text(encoding="utf-8")
+    room = room_of(path, root)
     here = f"src/{path.relative_to(root)}"
     if room not in MAY_IMPORT:
         return [f"{here}: {room!r} is no room; tests/map.py names them all"]
-    tree = ast.parse(text)
-    found = [(1, each) for each in _of_the_module(room, text, tree)]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = []
+    if tree.body and not ast.get_docstring(tree):
+        said = "the module does not begin with a docstring that says what may happen here"
+        found.append((1, said))
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 1)
         found += [(line, each) for each in _of_a_node(room, node)]
     return [f"{here}:{line}: {each}" for line, each in sorted(found)]
-
-
-def _of_the_module(room: str, text: str, tree: ast.Module) -> Iterator[str]:
-    if tree.body and not ast.get_docstring(tree):
-        yield "the module does not begin with a docstring that says what may happen here"
 
 
 def _of_a_node(room: str, node: ast.AST) -> Iterator[str]:
@@ -128,14 +126,18 @@ def test_every_module_stays_in_its_room() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def test_rooms_can_be_built_bottom_up() -> None:
-    """The table has no circle: until none is left, some room needs only rooms that are there."""
-    left = dict(MAY_IMPORT)
+def check_bottom_up(needs: Mapping[str, Set[str]]) -> None:
+    """There is no circle: until none is left, some of them need only what is there."""
+    left = dict(needs)
     while left:
-        ready = [room for room, needs in left.items() if not needs & left.keys()]
-        assert ready, f"these rooms import each other in a circle: {sorted(left)}"
-        for room in ready:
-            del left[room]
+        ready = [name for name, needed in left.items() if not needed & left.keys()]
+        assert ready, f"these import each other in a circle: {sorted(left)}"
+        for name in ready:
+            del left[name]
+
+
+def test_rooms_can_be_built_bottom_up() -> None:
+    check_bottom_up(MAY_IMPORT)
 
 
 def engine_imports(root: Path) -> dict[str, set[str]]:
@@ -186,12 +188,7 @@ def test_core_of_engine_that_imports_a_feature_is_found(tmp_path: Path) -> None:
 
 def test_modules_of_engine_import_each_other_in_no_circle() -> None:
     """Not for types alone either: a class that only names another in a type takes it as a whole."""
-    left = engine_imports(SOURCE)
-    while left:
-        ready = [name for name, needs in left.items() if not needs & left.keys()]
-        assert ready, f"these modules import each other in a circle: {sorted(left)}"
-        for name in ready:
-            del left[name]
+    check_bottom_up(engine_imports(SOURCE))
 
 
 def test_no_room_of_mend_may_import_the_lab() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import mend
+from tests.map import OWNERS
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -58,8 +59,6 @@ def test_every_dependency_is_pinned_at_or_above_its_lower_bound() -> None:
 
 
 def test_every_package_that_mend_imports_is_a_dependency() -> None:
-    from tests.map import OWNERS
-
     names_of = ("plots", "fast", "metrics", "frameworks", "torchtitan")
     installed = {name for name in OWNERS if name not in sys.stdlib_module_names}
     extras = [each for name in names_of for each in EXTRAS[name]]
@@ -212,8 +211,6 @@ def test_the_command_and_the_witness_need_no_torch() -> None:
 
 def test_mend_itself_imports_no_subprocess() -> None:
     """torch does, so a fresh interpreter cannot tell; the sources can."""
-    from tests.map import OWNERS
-
     assert OWNERS["subprocess"] == {"tools"}
 
 

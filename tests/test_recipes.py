@@ -49,6 +49,13 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+TORCHRUN = """
+echo "$@" > "$TOLD/$$.argv"; env -0 > "$TOLD/$$.env"
+[[ -z $NEW ]] || touch "$NEW"
+exit "${FAIL:-0}"
+"""
+
+
 class Stand:
     """A folder of programs that stand in for real ones, and what torchrun was told."""
 
@@ -56,9 +63,7 @@ class Stand:
         self.bin, self.told = folder / "bin", folder / "told"
         self.bin.mkdir()
         self.told.mkdir()
-        self.program(
-            "torchrun", 'echo "$@" > "$TOLD/$$.argv"; env -0 > "$TOLD/$$.env"; exit "${FAIL:-0}"'
-        )
+        self.program("torchrun", TORCHRUN)
 
     def program(self, name: str, text: str) -> None:
         path = self.bin / name
@@ -135,6 +140,8 @@ def test_a_rack_that_fails_is_the_exit_status(stand: Stand) -> None:
     assert len(stand.started()) == 2, "the other rack ran all the same"
 
 
+MEND = '[[ $1 $2 == "keys new" ]] && echo made > "$3"'
+
 # srun runs its command once per node of the component, as Slurm's pages describe the variables.
 SRUN = """
 for argument in "$@"; do
@@ -158,17 +165,14 @@ def test_slurm_tells_every_node_its_rack(
     stand: Stand, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stand.program("srun", SRUN)
-    stand.program("mend", '[[ $1 $2 == "keys new" ]] && echo made > "$3"')
+    stand.program("mend", MEND)
     stand.program("scontrol", 'tr " " "\\n" <<< "$3"')
     hosts = [[f"r{rack}n{node}" for node in range(size)] for rack, size in enumerate(sizes)]
     groups = {f"SLURM_JOB_NODELIST_HET_GROUP_{r}": " ".join(own) for r, own in enumerate(hosts)}
-    slurm = {"SLURM_HET_SIZE": str(len(sizes)), "SLURM_JOB_ID": "4711", **groups}
     key = tmp_path / "job.key"
-    slurm["MEND_KEY_FILE"] = str(key)
-    assert stand.run(str(SCRIPTS[1]), "train.py", "a b", **slurm) == 0
-
-    key.touch()
-
+    slurm = {"SLURM_HET_SIZE": str(len(sizes)), "SLURM_JOB_ID": "4711", **groups}
+    assert stand.run(str(SCRIPTS[1]), "train.py", "a b", MEND_KEY_FILE=str(key), **slurm) == 0
+    key.touch()  # `mend keys new` has made it
     nodes = [(rack, node) for rack, size in enumerate(sizes) for node in range(size)]
     for (rack, node), (argv, environ) in zip(nodes, stand.started(), strict=True):
         config = config_from(environ, monkeypatch)
@@ -190,19 +194,15 @@ def test_slurm_queues_a_job_again_that_its_limit_has_stopped(
 ) -> None:
     """And not one whose script has come to its end; an older checkpoint is there in both cases."""
     stand.program("srun", SRUN)
-    stand.program("mend", '[[ $1 $2 == "keys new" ]] && echo made > "$3"')
+    stand.program("mend", MEND)
     stand.program("scontrol", 'echo "$@" >> "$TOLD/scontrol"; tr " " "\\n" <<< "$3"')
     (tmp_path / "cuts" / "old" / "rack-0").mkdir(parents=True)
     (tmp_path / "cuts" / "old" / "rack-0" / "COMPLETE").touch()
-    if stopped:
-        stand.program(
-            "torchrun", 'echo "$@" > "$TOLD/$$.argv"; env -0 > "$TOLD/$$.env"; touch "$NEW"'
-        )
     slurm = {
         "SLURM_HET_SIZE": "2", "SLURM_JOB_ID": "4711", "SLURM_JOB_END_TIME": "1000900",
         "SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_NODELIST_HET_GROUP_1": "b",
         "SLURM_SUBMIT_DIR": str(ROOT), "FOLDER": str(tmp_path / "cuts"),
-        "NEW": str(tmp_path / "cuts" / "COMPLETE"),
+        "NEW": str(tmp_path / "cuts" / "COMPLETE") if stopped else "",
     }  # fmt: skip
     assert stand.run(str(SCRIPTS[2]), "--lr=3e-4", **slurm) == 0
     for argv, _ in stand.started():

@@ -82,7 +82,7 @@ def _edit(tree: ast.Module, edit: Edit) -> None:
     assert len(places) == 1, f"{edit.old!r} is {len(places)} times in {edit.function}, not once"
     (holder, field, index) = places[0]
     if expression:
-        value = new[0].value  # type: ignore[attr-defined]
+        value = new[0].value
         if index is None:
             setattr(holder, field, value)
         else:

@@ -25,10 +25,10 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "mend"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMANDS = {
-    **typer.main.get_command(app).commands,  # type: ignore[attr-defined]
+    **typer.main.get_command(app).commands,
     "bench": typer.main.get_command(bench_app),
 }
-LAB_COMMANDS = typer.main.get_command(lab_app).commands  # type: ignore[attr-defined]
+LAB_COMMANDS = typer.main.get_command(lab_app).commands
 DEFAULTS = {setting.field: setting.default for setting in describe()}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OTHERS = {"SERVICE_HOST", "MERGE_MIN"} | {name.removeprefix("MEND_") for name in RESERVED}

@@ -45,7 +45,7 @@ def starts_processes(nodeid: str) -> bool:
 
 def processes_of(item: pytest.Item, known: dict[str, costs.Cost]) -> int:
     """Most live processes at once. The nursery has counted none where a test starts others."""
-    fixtures = item.fixturenames  # type: ignore[attr-defined]
+    fixtures = item.fixturenames
     if "alone" in fixtures and "nursery" not in fixtures:
         return 1  # a job of one rack in this process
     cost = known.get(costs.function_of(item.nodeid), costs.UNKNOWN)
@@ -194,7 +194,7 @@ class Gate:
         self.ended_s += self.spent() - before - cpu_s
 
     def spent_since(self, before: float, item: pytest.Item) -> tuple[int, float]:
-        asks = "nursery" in item.fixturenames  # type: ignore[attr-defined]
+        asks = "nursery" in item.fixturenames
         children = [usage() for usage in self.usage if asks]
         cpu_s = self.spent() - before + sum(cpu_s for _, cpu_s in children)
         return max((count for count, _ in children), default=0), round(cpu_s, 2)

@@ -197,7 +197,7 @@ def test_test_takes_a_token_for_each_of_its_processes() -> None:
     def tokens(cost: Cost | None, *fixtures: str) -> int:
         item = SimpleNamespace(nodeid="tests/process/test_x.py::test_y[1]", fixturenames=fixtures)
         known = {} if cost is None else {"tests/process/test_x.py::test_y": cost}
-        return processes_of(item, known)  # type: ignore[arg-type]
+        return processes_of(item, known)
 
     assert tokens(Cost(5, 0.1), "jobs", "nursery") == 5
     assert tokens(None, "jobs", "nursery") == costs.UNKNOWN.processes

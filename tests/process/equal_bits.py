@@ -116,7 +116,7 @@ def train(case: Case, *after: int) -> dict[int, dict[str, str]]:
     collectives.SMALL_BYTES = SMALL_BYTES if case.small else 0
     group = dist.group.WORLD if case.kind in ("ddp", "fsdp") else None
     rank = dist.get_rank() if case.ranks > 1 else 0
-    with enable(SEED, case.level):  # type: ignore[arg-type]
+    with enable(SEED, case.level):
         inner: nn.Module = Llama(
             layers=1, dropout=0.1, checkpointed=case.checkpointed, fused=case.fused,
             hidden=2048 if case.wide else 64,
@@ -127,7 +127,7 @@ def train(case: Case, *after: int) -> dict[int, dict[str, str]]:
             model,
             optimizer,
             SEED,
-            level=case.level,  # type: ignore[arg-type]
+            level=case.level,
             microbatches=case.microbatches,
             group=group,
             grad_norm_max=CLIP,
@@ -156,7 +156,7 @@ def wrapped(model: nn.Module, case: Case) -> nn.Module:
         if case.fixed:
             model.register_comm_hook(None, ddp_hook)
     if case.kind == "fsdp":
-        for block in model.blocks:  # type: ignore[union-attr]
+        for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
         if case.fixed:

@@ -56,7 +56,7 @@ class End:
 
     def run(self, argv: list[str]) -> None:
         if not self.whole:
-            for each in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+            for each in [*weakref.finalize._registry]:
                 each.atexit = False  # what the child itself registers is still called
         try:
             _run(argv)

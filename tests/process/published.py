@@ -50,7 +50,7 @@ def main() -> None:
         rack_aware=True,
         sideband_heartbeat_ms=100,
         diagnostics_dir=out.with_suffix(".diag"),
-        **network,  # type: ignore[arg-type]  # two of the settings above
+        **network,  # two of the settings above
     )
 
     mend_init(model, config)

@@ -255,7 +255,7 @@ def test_without_keys_nobody_is_answered_elsewhere_than_he_is_or_the_settings_sa
     for body in (says_hello(1, ELSEWHERE), ask):
         stranger.send(framed(body))
         member.send(framed(body))
-        until(lambda body=body: keyed.ear.of(body), "a member may have any address")  # type: ignore[misc]
+        until(lambda body=body: keyed.ear.of(body), "a member may have any address")
     own, named = (says_hello(1, f"tcp://{host}:1") for host in ("127.0.0.1", "localhost"))
     stranger.send(framed(says_hello(1, NOWHERE)))
     stranger.send(framed(own))

@@ -60,8 +60,8 @@ def as_on_a_gpu(pin: CountingPin) -> list[Buffers]:
         self._prepare(found)
         return found
 
-    Buffers.__init__ = pinned  # type: ignore[method-assign,assignment]
-    LiveRank._tracks = prepared  # type: ignore[method-assign]
+    Buffers.__init__ = pinned
+    LiveRank._tracks = prepared
     return pools
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "mend" / "transport"))
-import tun  # type: ignore[import-not-found]  # the file alone, without the rest of mend
+import tun  # the file alone, without the rest of mend
 
 CALM = {"rate_bits": 1_000_000_000, "one_way_ms": 0, "loss": 0.0}
 READ_BYTES = 1 << 16

@@ -331,7 +331,7 @@ class Storm:
         for rack in racks:
             path = self.diary(rack, self._newest(rack), 0)
             self.until(
-                lambda path=path: any(line.get("name") == name for line in read_lines(path)),  # type: ignore[misc]
+                lambda path=path: any(line.get("name") == name for line in read_lines(path)),
                 f"rack {rack} ends checkpoint {name}",
             )
 
@@ -357,7 +357,7 @@ class Storm:
         for rack, goal in goals.items():
             key = rack, self._newest(rack)
             self.until(
-                lambda rack=rack, goal=goal, key=key: (  # type: ignore[misc]
+                lambda rack=rack, goal=goal, key=key: (
                     self._steps(rack) >= goal or self.lives[key].code is not None
                 ),
                 f"rack {rack} life {key[1]} makes {steps} steps more",

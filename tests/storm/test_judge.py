@@ -74,7 +74,7 @@ def test_one_lie_is_one_finding_at_least(lives: list[Life], finding: str) -> Non
 
 def test_what_the_machine_or_the_harness_held_up_is_not_held_against_mend() -> None:
     late = altered(2, inside_ms=1500.0)
-    late[1].lines[4]["late_ms"] = 500.0  # type: ignore[index]
+    late[1].lines[4]["late_ms"] = 500.0
     assert judge(late) == []
     stopped = altered(2, inside_ms=1500.0)
     paused = ((2 * STEP_NS - 1_000_000, 2 * STEP_NS),)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mend.tools.processes import TOKEN, kill_orphans
 from mend.types import WITNESS
@@ -31,6 +31,8 @@ WAITING_MAX = 64
 """Processes that ask the nursery at once, while it loads torch."""
 
 POLL_S = 0.01
+
+T = TypeVar("T")
 
 CHANGES = ("age_silence", "break_rule", "find")
 """Acts of train.py that change the machines themselves, which no tape has."""
@@ -69,6 +71,20 @@ def environment(**more: str) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",  # for Job.stacks
         **more,
     }
+
+
+def run_module(python: str, module: str, *arguments: object, **env: str) -> tuple[int, str]:
+    """`python -m module arguments...` to its end: its exit status, and all that it said."""
+    done = subprocess.run(
+        [python, "-m", module, *map(str, arguments)], cwd=ROOT,
+        env=environment(**{"COLUMNS": "200", **env}), capture_output=True, text=True,
+        timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def run_mend(nursery: Nursery, *arguments: object) -> tuple[int, str]:
+    return run_module(nursery.python, "mend.tools", *arguments)
 
 
 class Nursery:
@@ -111,30 +127,26 @@ class Nursery:
     ) -> int:
         """Start `python -m argv...`; returns its process id. `whole`: its end, too, is that of an
         interpreter. `namespace`: of the network in which it runs."""
-        assert self._process.stdin is not None
         request = {"argv": ["-m", *argv], "env": env, "log": str(log), "whole": whole}
-        request["namespace"] = namespace
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-        until(self._has_forked, "the nursery forks")
-        return self._born.pop()
-
-    def _has_forked(self) -> bool:
-        self.listen(0.1)
-        return bool(self._born)
+        return self._ask({**request, "namespace": namespace}, self._born)
 
     def usage(self) -> tuple[int, float]:
         """The most processes that lived at once and the CPU seconds of those that ended, since the
         last call."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"{}\n")
-        self._process.stdin.flush()
-        until(self._has_counted, "the nursery counts")
-        return self._used.pop()
+        return self._ask({}, self._used)
 
-    def _has_counted(self) -> bool:
-        self.listen(0.1)
-        return bool(self._used)
+    def _ask(self, request: dict[str, Any], answers: list[T]) -> T:
+        """`answers`: where `listen` puts what comes back."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+
+        def answered() -> bool:
+            self.listen(0.1)
+            return bool(answers)
+
+        until(answered, "the nursery answers")
+        return answers.pop()
 
     def listen(self, limit_s: float) -> None:
         """Take in what the nursery has said; wait for it up to the limit."""
@@ -444,6 +456,13 @@ class Job:
         )
         return found
 
+    def kill(self, *racks: int) -> None:
+        """Of all ranks by SIGKILL, and of all racks at once."""
+        for rack in racks:
+            self.processes[rack].signal(signal.SIGKILL)
+        for rack in racks:
+            self.ended(rack, code=-signal.SIGKILL)
+
     def bring_back(self, told: dict[str, Any], **dying: Any) -> None:
         """Rack 0, which coordinates, is killed and comes back; all end once it has made two more
         versions. `told`: options of all racks, with the gate `stop`; `dying`: more of its own."""
@@ -453,8 +472,7 @@ class Job:
         others = range(1, self.racks)
         until(lambda: any(self.events(rack, kind="takes-over") for rack in others), "a take-over")
         self.start(0, **told)
-        until(lambda: bool(self.events(0, kind="joined")), lambda: f"rack 0 joins\n{self.stacks()}")
-        version = self.events(0, kind="joined")[0]["versions"][1]
+        version = self.event(0, "joined")["versions"][1]
         self.event(0, "commit", fragment=1, version=version + 2)
         Path(self.gate("stop")).touch()
         self.finish()

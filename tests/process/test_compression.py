@@ -3,7 +3,6 @@ holds the same bits, and what a round leaves out is kept when a rack dies."""
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from mend.fragment.shards import replicated
 from mend.types import Owned
 from tests.process import train
 from tests.process.conftest import Jobs
-from tests.process.racks import until
+from tests.process.racks import Job, Result, until
 from tests.process.replayed import model_bits, replayed
 from tests.process.train import bits
 
@@ -39,6 +38,19 @@ def payload_sizes(codec: str) -> list[int]:
     return [CODECS[codec]().payload_bytes(owned.numel) for owned in parts()]
 
 
+def run_and_count(job: Job, config: dict[str, Any], wanted: float) -> tuple[Result, dict[str, Any]]:
+    """Rack 0, which has pulled so many bytes when the others' last offers are still to come."""
+    told = job.gate("pulled")
+    ends = {rack: {"at": {"end": [["gate", told]]}} for rack in range(1, job.racks)}
+    ends[0] = {"at": {"end": [["pulled", told]]}}
+    first, *others = job.run(ends, steps=39, model="broad", config=config, learning_rate=1e-6)
+    for other in others:
+        assert other.digest == first.digest
+        assert other.weights == first.weights
+    assert wanted <= int(Path(told).read_text()) <= (1 + WIRE_PCT / 100) * wanted
+    return first, first.status
+
+
 @pytest.mark.parametrize(
     "codec",
     [
@@ -53,17 +65,8 @@ def test_the_bytes_on_the_socket_are_those_of_the_formula(jobs: Jobs, codec: str
     a sparse one say what travels beside offers; the length of an offer is asked of every codec in
     tests/conformance/test_codecs.py."""
     config = {**CONFIG, "codec": codec, "lockstep": True}
-    job = jobs()
-    told = job.gate("pulled")
-    common: dict[str, Any] = {"model": "broad", "config": config, "learning_rate": 1e-6}
-    ends = {0: {"at": {"end": [["pulled", told]]}}, 1: {"at": {"end": [["gate", told]]}}}
-    first, second = job.run(steps=39, **common, per=ends)  # rack 1's last offers come after that
-    assert first.digest == second.digest
-    assert first.weights == second.weights
-    sizes = payload_sizes(codec)
-    wanted, status = 5 * sizes[0] + 4 * sizes[1], first.status
-    came = int(Path(told).read_text())
-    assert wanted <= came <= (1 + WIRE_PCT / 100) * wanted
+    job, sizes = jobs(), payload_sizes(codec)
+    first, status = run_and_count(job, config, 5 * sizes[0] + 4 * sizes[1])
     assert status["codec"] == codec
     encoded, captured = first.kinds("encoded"), first.kinds("captured")
     assert [each["seq"] for each in encoded] == [each["seq"] for each in captured]
@@ -80,18 +83,10 @@ def test_the_bytes_on_the_socket_are_those_of_the_formula(jobs: Jobs, codec: str
 @pytest.mark.slow
 def test_four_racks_receive_one_payload_and_a_half_in_a_round(jobs: Jobs) -> None:
     """Like the test above, with no word on how to exchange: 2 (R - 1) / R payloads, not R - 1."""
-    racks, job = 4, jobs(racks=4)
-    told = job.gate("pulled")
-    common: dict[str, Any] = {"model": "broad", "config": {**CONFIG, "lockstep": True}}
-    others: dict[int, dict[str, Any]] = {r: {"at": {"end": [["gate", told]]}} for r in (1, 2, 3)}
-    ends = {0: {"at": {"end": [["pulled", told]]}}, **others}
-    results = job.run(steps=39, **common, learning_rate=1e-6, per=ends)
-    assert len({result.digest for result in results}) == 1
-    assert {commit["reason"] for commit in results[0].commits} == {"lockstep, sharded"}
-    zero, one = (4 * owned.numel for owned in parts())
+    racks, (zero, one) = 4, (4 * owned.numel for owned in parts())
     wanted = 2 * (racks - 1) / racks * (5 * zero + 4 * one)
-    came = int(Path(told).read_text())
-    assert wanted <= came <= (1 + WIRE_PCT / 100) * wanted
+    first, _ = run_and_count(jobs(racks=racks), {**CONFIG, "lockstep": True}, wanted)
+    assert {commit["reason"] for commit in first.commits} == {"lockstep, sharded"}
 
 
 def low_rank_sizes(rank: int) -> list[tuple[int, int]]:
@@ -112,18 +107,10 @@ def low_rank_sizes(rank: int) -> list[tuple[int, int]]:
 def test_offers_of_low_rank_are_as_long_as_their_side_says(jobs: Jobs) -> None:
     """Like the test above. Fragment 0 has had versions 0 to 4 as bases, fragment 1 0 to 3."""
     config = {**CONFIG, "codec": "powersgd-2", "lockstep": True}
-    job = jobs()
-    told = job.gate("pulled")
-    common: dict[str, Any] = {"model": "broad", "config": config, "learning_rate": 1e-6}
-    ends = {0: {"at": {"end": [["pulled", told]]}}, 1: {"at": {"end": [["gate", told]]}}}
-    first, second = job.run(steps=39, **common, per=ends)
-    assert first.digest == second.digest
-    assert first.weights == second.weights
-    assert first.status["codec"] == "powersgd-2"
     zero, one = low_rank_sizes(2)
     wanted = 3 * zero[0] + 2 * zero[1] + 2 * one[0] + 2 * one[1]
-    came = int(Path(told).read_text())
-    assert wanted <= came <= (1 + WIRE_PCT / 100) * wanted
+    first, status = run_and_count(jobs(), config, wanted)
+    assert status["codec"] == "powersgd-2"
     encoded = first.kinds("encoded")
     whole = [CLOSING.payload_bytes(owned.numel) for owned in parts()]
     sizes = {(event["fragment"], event["bytes"]) for event in encoded}
@@ -175,7 +162,7 @@ def test_the_death_of_a_rack_leaves_the_others_with_equal_bits(jobs: Jobs) -> No
     for rack in range(3):
         job.start(rack, steps=STEPS, config=config, pace_ms=10)
     job.event(0, "commit", fragment=1)
-    job.processes[2].signal(signal.SIGKILL)
+    job.kill(2)
     job.event(0, "rack-silent", peer=2)
 
     def digests(rack: int) -> dict[tuple[int, int], list[str]]:
@@ -195,9 +182,7 @@ def test_racks_train_with_what_their_script_has_registered(jobs: Jobs) -> None:
     job = jobs()
     own = {"codec": "ternary", "outer_optimizer": "fedadam", "outer_lr": 0.01}
     config = {**CONFIG, **own, "merge": "elected"}
-    for rack in range(2):
-        job.start(rack, script="tests.process.registered", steps=24, config=config)
-    first, second = job.finished()
+    first, second = job.run(script="tests.process.registered", steps=24, config=config)
     assert first.digest == second.digest
     assert first.status["codec"] == "ternary"
     assert first.status["payload_bytes"] % 68 == 0

@@ -7,7 +7,6 @@ the scripts, and which steps were merged from the commits on a tape.
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -98,8 +97,7 @@ def test_each_row_is_merged_once_though_a_rack_is_killed(jobs: Jobs, returns: bo
     begin(job, 1, **options, holds={"21": job.gate()})
     started(job, "rack1", 21)
     until(lambda: both_merged(job), lambda: f"work of both is merged\n{job.stacks()}")
-    job.processes[1].signal(signal.SIGKILL)
-    job.ended(1)
+    job.kill(1)
     if returns:
         again = begin(job, 1, name="again", **options)
         until(lambda: again.code is not None, lambda: f"it ends\n{job.stacks()}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
@@ -14,20 +13,9 @@ from rich.console import Console
 
 from mend.tools import demo
 from mend.tools.demo_report import FREE
-from tests.process.racks import LIMIT_S, Nursery, environment
+from tests.process.racks import Nursery, run_mend, run_module
 
 DELAY_MS = 40.0
-
-
-def run(python: str, module: str, *arguments: object) -> str:
-    """What it said; it has to succeed."""
-    done = subprocess.run(
-        [python, "-m", module, *map(str, arguments)],
-        env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
-        timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -38,10 +26,13 @@ def test_the_demos_tape_replays(nursery: Nursery, tmp_path: Path) -> None:
     recipe = replace(recipe, delay_ms=DELAY_MS, eval_batches=2)
     Path(recipe.out).mkdir()
     demo.run(recipe, 1, Console(file=StringIO()))
-    said = run(nursery.python, "mend.tools", "replay", recipe.out)
+    status, said = run_mend(nursery, "replay", recipe.out)
+    assert status == 0, said
     assert len(re.findall(r"tape-rack\d+-rank0\.mend: equal: .* [1-9]\d* rounds", said)) == 3
     script = ["-m", "mend.tools.demo_train", json.dumps(asdict(recipe))]
-    said = run(nursery.python, "mend_lab", "replay", recipe.out, "--", *script)
+    words = ("replay", recipe.out, "--", *script)
+    status, said = run_module(nursery.python, "mend_lab", *words, CUDA_VISIBLE_DEVICES="")
+    assert status == 0, said
     assert re.search(
         r"replayed (\d+) rounds of 2 racks: every digest equals that on the tape", said
     )

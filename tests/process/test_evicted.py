@@ -12,12 +12,11 @@ import pytest
 from mend.consensus.records import EVICTED
 from mend.errors import EVICTED_EXIT
 from mend.tools.launch import Job as Launched
-from mend.tools.launch import launch
 from tests.process.conftest import Jobs
-from tests.process.racks import ROOT, Job, Nursery, until
+from tests.process.racks import ROOT, Job, Nursery, run_mend, until
 from tests.process.test_failslow import PAST_STEPS
 from tests.process.test_giving_up import looked, said
-from tests.process.test_tape import mend
+from tests.process.test_launch import launched
 
 # It finds itself slow by compute, which a restart may mend; what its steps take decides nothing.
 SLOW_ONCE = """
@@ -59,12 +58,11 @@ def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
     """Of two, beside a witness. `--max-restarts` is for racks that fail; here it is 0."""
     script, events = tmp_path / "train.py", tmp_path / "events"
     script.write_text(SLOW_ONCE)
-    lines: list[str] = []
     job = Launched(
         command=(str(script), str(tmp_path / "again")), torchrun=False,
         env={"MEND_DIAGNOSTICS_DIR": str(events), "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    outcome = launch(job, lambda who, line: lines.append(f"[{who}] {line}"))
+    outcome, lines = launched(job)
     told = "\n".join(lines)
     assert outcome.status == 0, told
     ended = rf"\[launch\] rack 1 ended exit={EVICTED_EXIT} restart=evicted 1/2 still_running=0"
@@ -76,7 +74,7 @@ def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
     assert len(digests) == 2, told
     assert len(set(digests)) == 1, told
     assert told.count("restart=") == 1, told
-    status, explained = mend(nursery, "explain", events)
+    status, explained = run_mend(nursery, "explain", events)
     assert status == 0, explained
     assert "rack 1 is evicted, to be started again: rack 1 is slow " in explained
     assert "rack 1 left, evicted because it is slow" in explained

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, Nursery, until
-from tests.process.test_tape import mend
+from tests.process.racks import Job, Nursery, run_mend, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 16, "overlap_steps": 4}
 FOREVER = 1_000_000
@@ -34,8 +33,8 @@ class Slowed:
             job.start(rack, steps=FOREVER, **own, **options)
         for rack in range(job.racks):  # each knows its past
             until(
-                lambda rack=rack: self.step(rack) > PAST_STEPS,  # type: ignore[misc]
-                lambda rack=rack: f"rack {rack} trains\n{job.stacks()}",  # type: ignore[misc]
+                lambda rack=rack: self.step(rack) > PAST_STEPS,
+                lambda rack=rack: f"rack {rack} trains\n{job.stacks()}",
             )
 
     def step(self, rack: int) -> int:
@@ -131,12 +130,12 @@ def test_a_rack_that_becomes_slow_is_named_and_no_other(jobs: Jobs, nursery: Nur
         (slow["rack"], slow["ratio"], slow["cause"]) == (SLOW_RACK, 3.0, "input")
         for slow in results[SLOW_RACK].before_shutdown["slow"]
     )
-    status, said = mend(nursery, "explain", job.events_folder)
+    status, said = run_mend(nursery, "explain", job.events_folder)
     assert status == 0, said
     assert f"rack {SLOW_RACK} rank 0 is slow: " in said
     assert f"the time per token of its own past, since its step {found['since_step']}" in said
     page = job.folder / "report.html"
-    status, said = mend(nursery, "report", job.events_folder, "--out", page)
+    status, said = run_mend(nursery, "report", job.events_folder, "--out", page)
     assert status == 0, said
     assert "Slow racks" in page.read_text()
 

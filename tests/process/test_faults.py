@@ -6,14 +6,13 @@ import math
 import re
 import signal
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, Result, environment, until
+from tests.process.racks import Job, Result, run_module, until
 
 CONFIG: dict[str, Any] = {
     "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "stall_max_s": 0.3,
@@ -123,9 +122,8 @@ def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
     assert all(abs(value) < 100 for value in values), "NaN would fail this, too"
     assert 2 not in [member["rack"] for member in zero.commits[-1]["members"]]
     if told.startswith("its"):  # the others have found it, so it is in the log
-        argv = [job.nursery.python, "-m", "mend.tools", "explain", job.events_folder]
-        env = environment(COLUMNS="400")
-        said = subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
+        env = {"COLUMNS": "400"}
+        _, said = run_module(job.nursery.python, "mend.tools", "explain", job.events_folder, **env)
         assert re.search(rf"drop: .*rack 2 has diverged: {told}", said), said
 
 

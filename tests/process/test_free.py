@@ -101,12 +101,9 @@ def test_every_update_is_in_exactly_one_place(jobs: Jobs, payload: str) -> None:
     """U + sent + residual + (anchor - theta) = 0, up to the rounding of a few thousand fp32
     sums."""
     config = {**CONFIG, "codec": payload}
-    job = jobs()
-    for rack, pace_ms in enumerate((FAST_MS, SLOW_MS)):
-        job.start(rack, script="tests.process.ledger", steps=60, pace_ms=pace_ms, config=config)
-    for rack in range(2):
-        job.ended(rack, code=0)
-        told = job.told(rack)
+    job, per = jobs(), {0: {"pace_ms": FAST_MS}, 1: {"pace_ms": SLOW_MS}}
+    job.run(per, script="tests.process.ledger", steps=60, config=config)
+    for told in (job.told(0), job.told(1)):
         assert told["named"] >= 6
         assert len(told["ledger"]) == 3
         assert max(told["ledger"]) < 1e-5

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from mend.trace.reader import read_tape
 from mend_lab.commands.replay import read_script
 from mend_lab.replay.script import recite
 from tests.process.conftest import Jobs
-from tests.process.racks import LIMIT_S, Forked, Job, environment, until
+from tests.process.racks import LIMIT_S, Forked, Job, environment, run_mend, until
 from tests.process.test_takeover import CONFIG, first_commits
 
 
@@ -24,10 +22,7 @@ def all_die(job: Job, **options: Any) -> None:
     for rack in range(job.racks):
         job.start(rack, **options, at={"12": [["gate", job.gate("never")]]})
     first_commits(job, job.racks)
-    for rack in range(job.racks):
-        job.processes[rack].signal(signal.SIGKILL)
-    for rack in range(job.racks):
-        assert job.ended(rack) == -signal.SIGKILL
+    job.kill(*range(job.racks))
 
 
 def test_racks_that_all_died_begin_anew_under_the_witness_that_lives(jobs: Jobs) -> None:
@@ -54,6 +49,21 @@ def test_racks_that_all_died_begin_anew_under_the_witness_that_lives(jobs: Jobs)
     assert "mend witness gives-up" in said
 
 
+def last_holder_dies(job: Job, env: dict[str, str] | None = None, **options: Any) -> None:
+    """Of two racks, before the other one, started again with `env`, has copied the weights; and is
+    started again."""
+    never = ["gate", job.gate("never")]
+    job.start(0, **options, at={"12": [["withhold"], never]})
+    job.start(1, **options, at={"12": [never]})
+    first_commits(job, 2)
+    job.kill(1)
+    job.start(1, env=env, **options)
+    job.witness_event("roster", reason="rack 1 is back")
+    job.event(1, "copy-failed")
+    job.kill(0)
+    job.start(0, **options)
+
+
 @pytest.mark.slow
 def test_a_rack_that_has_a_seat_and_no_copy_begins_again_when_the_last_holder_dies(
     jobs: Jobs,
@@ -61,18 +71,7 @@ def test_a_rack_that_has_a_seat_and_no_copy_begins_again_when_the_last_holder_di
     """Nobody else would start it again: its process lives. It begins another life in its mend_init,
     which attests that its seat holds nothing; then the witness gives the job up."""
     job = jobs(ranks=2, witness=True)
-    options: dict[str, Any] = {"steps": 24, "config": CONFIG, "pace_ms": 2}
-    never = ["gate", job.gate("never")]
-    job.start(0, **options, at={"12": [["withhold"], never]})
-    job.start(1, **options, at={"12": [never]})
-    first_commits(job, 2)
-    for rack in (1, 0):
-        job.processes[rack].signal(signal.SIGKILL)
-        assert job.ended(rack) == -signal.SIGKILL
-        job.start(rack, **options)
-        if rack == 1:
-            job.witness_event("roster", reason="rack 1 is back")
-            job.event(1, "copy-failed")
+    last_holder_dies(job, steps=24, config=CONFIG, pace_ms=2)
     assert "rack 0" in job.event(1, "job-lost")["detail"]
     assert job.witness_event("gives-up")["dead"] == ["rack 0", "rack 1", "rack 1"]
     results = job.finished()
@@ -98,31 +97,20 @@ def looked(job: Job, where: str, wait_s: float = LIMIT_S, **env: str) -> tuple[i
     return Forked(job.nursery, argv, environment(**env), log).wait(), log.read_text("utf-8")
 
 
-def mend(python: str, *arguments: object) -> tuple[int, str]:
-    """Status and all that was said."""
-    done = subprocess.run(
-        [python, "-m", "mend.tools", *map(str, arguments)],
-        env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=LIMIT_S,
-        check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
-
-
 def reads(job: Job) -> None:
     """What a person finds afterwards of a rack that was retired."""
     folder, rounds = job.events_folder, len(job.result(1).commits)
-    python = job.nursery.python
-    status, told = mend(python, "replay", folder)
+    status, told = run_mend(job.nursery, "replay", folder)
     assert status == 0, told
     assert told.count(": equal: ") == 2
-    status, told = mend(python, "explain", folder, "--all")
+    status, told = run_mend(job.nursery, "explain", folder, "--all")
     assert status == 0, told
     assert f"{rounds} decided rounds on these tapes" in told
     assert "retired: rack 0 was retired by a person" in told
     assert "lineage: " in told
     alone = told[told.index("closed by: all-in, 1 of 1 racks") :]
     assert "left out: rack 0" not in alone, "explained as silent, though it had no seat any more"
-    status, told = mend(python, "report", folder)
+    status, told = run_mend(job.nursery, "report", folder)
     assert status == 0, told
     page = (folder / "report.html").read_text("utf-8")
     assert "<td>retired</td>" in page
@@ -169,8 +157,7 @@ def test_a_rack_goes_on_without_the_one_that_a_person_retires(jobs: Jobs) -> Non
     )
     assert refused.wait() == 1, "it is alive"
     assert "rack 0 is alive: it answers at" in (job.folder / "alive.log").read_text("utf-8")
-    job.processes[0].signal(signal.SIGKILL)
-    assert job.ended(0) == -signal.SIGKILL
+    job.kill(0)
     job.event(1, "stands")
     assert "rack 0 is out; the job goes on with racks 1" in said(job, "0", where)
     job.event(1, "retired", rack=0)

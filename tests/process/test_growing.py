@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,7 @@ def test_rack_that_dies_before_it_announces_what_others_have_pulled_is_not_merge
         at = {"1": [acts[rack]]} if rack in acts else {}
         job.start(rack, **options, at=at)
     until(Path(came).exists, lambda: f"the bytes come\n{job.stacks()}")
-    job.processes[1].signal(signal.SIGKILL)
-    assert job.ended(1) == -signal.SIGKILL
+    job.kill(1)
     results = job.finished(0, 2)
     assert len({result.digest for result in results}) == 1
     for result in results:

@@ -7,15 +7,13 @@ exchange took place in them, and that overlapping it changes no bit of the losse
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.process.racks import LIMIT_S, ROOT, Nursery, environment
+from tests.process.racks import ROOT, Nursery, run_mend, run_module
 
 TINY = (
     *("--shape", "tiny", "--sequences", "2", "--positions", "16", "--fragments", "4"),
@@ -23,21 +21,16 @@ TINY = (
 )
 
 
-def launched(
-    nursery: Nursery, folder: Path, ranks: int, *more: str, script: str = "h200"
-) -> subprocess.CompletedProcess[str]:
-    command = [
-        *(nursery.python, "-m", "mend.tools", "launch", "--no-witness", "--racks", "2"),
-        *("--nproc-per-rack", str(ranks), f"benchmarks/{script}.py", "--out", str(folder)),
-        *(*TINY, *more),
-    ]
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        command, cwd=ROOT, env={**environment(), "PYTHONPATH": path}, text=True,
-        timeout=LIMIT_S, capture_output=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+def launched(nursery: Nursery, folder: Path, ranks: int, *more: str, script: str = "h200") -> None:
+    launch(nursery, ranks, f"{script}.py", "--out", str(folder), *TINY, *more)
+
+
+def launch(nursery: Nursery, ranks: int, script: str, *words: str) -> str:
+    """Two racks of so many ranks; what they printed."""
+    racks = ("--no-witness", "--racks", "2", "--nproc-per-rack", str(ranks))
+    status, said = run_mend(nursery, "launch", *racks, ROOT / "benchmarks" / script, *words)
+    assert status == 0, said
+    return said
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -45,12 +38,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def table(folder: Path, *more: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.h200_table", str(folder), *more], cwd=ROOT,
-        env=environment(), text=True, timeout=LIMIT_S, capture_output=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    status, said = run_module(sys.executable, "benchmarks.h200_table", folder, *more)
+    assert status == 0, said
+    return said
 
 
 @pytest.mark.slow
@@ -121,18 +111,9 @@ def test_a_run_ends_before_its_budget_and_all_racks_at_the_same_cell(
 
 @pytest.mark.slow
 def test_long_run_ends_with_equal_digests(nursery: Nursery) -> None:
-    command = [
-        *(nursery.python, "-m", "mend.tools", "launch", "--no-witness", "--racks", "2"),
-        *("benchmarks/long_run.py", "--minutes", "0.05", "--every-s", "1", "--shape", "tiny"),
-        *("--sequences", "2", "--positions", "16"),
-    ]
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        command, cwd=ROOT, env={**environment(), "PYTHONPATH": path}, text=True,
-        timeout=LIMIT_S, capture_output=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = [line.partition("] ")[2] for line in done.stdout.splitlines()]
+    words = ("--minutes", "0.05", "--every-s", "1", "--shape", "tiny", "--sequences", "2")
+    told = launch(nursery, 1, "long_run.py", *words, "--positions", "16")
+    said = [line.partition("] ")[2] for line in told.splitlines()]
     ends = [json.loads(line) for line in said if line.startswith("{") and '"outcome"' in line]
     assert [end["outcome"] for end in ends] == ["merged", "merged"]
     assert len({end["digest"] for end in ends}) == 1

@@ -55,10 +55,9 @@ BUGS = {
 def test_bug_of_a_real_process_fails_the_teardown_of_its_test(name: str, jobs: Jobs) -> None:
     job, bug, scenario = jobs(racks=3), BUGS[name], calm(**JOB)
     config = config_of(scenario, STALL_NS, EVICT_NS)
+    options = {"scenario": JOB, "config": config, "bugs": [bug.edit]}
     for rack in range(3):
-        job.start(
-            rack, script="tests.process.simulated", scenario=JOB, config=config, bugs=[bug.edit]
-        )
+        job.start(rack, script="tests.process.simulated", **options)
     for rack in range(3):
         job.ended(rack)
     job.close()
@@ -81,15 +80,15 @@ def test_record_of_a_killed_coordinator_is_compared_when_another_process_decides
     agreement = TapedAgreement(problems.append, lambda versions: None)
     killed, other = (SimpleNamespace(me=Peer(0, rank), dead=False) for rank in range(2))
     for process in (killed, other):
-        agreement.enter(process, [])  # type: ignore[arg-type]
+        agreement.enter(process, [])
     records = [Drop(fragment=0, dropped=(), reason=str(number)) for number in range(3)]
     agreement.records.append(records[0])
-    agreement.check_record(other, records[0])  # type: ignore[arg-type]
+    agreement.check_record(other, records[0])
     killed.dead = True
-    agreement.check_record(other, records[1])  # type: ignore[arg-type]
+    agreement.check_record(other, records[1])
     assert problems == []
     agreement.records.append(records[decided])
-    agreement.check(killed)  # type: ignore[arg-type]
+    agreement.check(killed)
     assert len(problems) == len(says)
     assert all(map(re.match, says, problems))
 
@@ -99,10 +98,7 @@ def test_tape_of_a_process_killed_before_its_first_entry_belongs_to_the_job(
     killed: int, jobs: Jobs
 ) -> None:
     job = jobs()
-    for rack in range(2):
-        job.start(rack, steps=12, config={"lockstep": True})
-    for rack in range(2):
-        job.ended(rack)
+    job.run(steps=12, config={"lockstep": True})
     job.close()
     path = job.events_folder / f"tape-rack{killed}-rank0.mend"
     header = record_of(read_tape(path).header)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.process.conftest import Jobs
-from tests.process.racks import Result
 
 STEPS = 9
 CONFIG: dict[str, Any] = {
@@ -28,17 +27,14 @@ def trained(jobs: Jobs, codec: str, ranks: int, racks: list[dict[str, Any]], **m
     """Of rank 0 of each rack: what no cut may change."""
     job = jobs(ranks=ranks)
     options = {"steps": STEPS, "config": {**CONFIG, "codec": codec}, **more}
-    for rack, own in enumerate(racks):
-        job.start(rack, script="tests.process.jointly", **{**options, **own})
-    for rack in range(len(racks)):
-        job.ended(rack, code=0)
-    results: list[list[Result]] = [[job.result(r, k) for k in range(ranks)] for r in range(2)]
-    for ours in results:
-        assert len({result.digest for result in ours}) == 1
-    assert results[0][0].weights == results[1][0].weights
-    assert len(results[0][0].commits) > 3
-    assert results[0][0].losses != results[1][0].losses, "each rack has data of its own"
-    return [(each[0].weights, each[0].losses) for each in results]
+    results = job.run(dict(enumerate(racks)), script="tests.process.jointly", **options)
+    for rack in range(2):
+        assert len({result.digest for result in results[rack * ranks :][:ranks]}) == 1
+    one, other = results[::ranks]
+    assert one.weights == other.weights
+    assert len(one.commits) > 3
+    assert one.losses != other.losses, "each rack has data of its own"
+    return [(each.weights, each.losses) for each in (one, other)]
 
 
 @pytest.mark.timeout(600)

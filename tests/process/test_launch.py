@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from mend.tools.keys_command import create
-from mend.tools.launch import UNMERGED_EXIT, Job, launch
+from mend.tools.launch import UNMERGED_EXIT, Job, Outcome, launch
 from mend.tools.processes import TOKEN, orphans
 from tests.process.racks import LIMIT_S, Nursery
 
@@ -52,15 +52,8 @@ class Launcher:
     """A running `mend launch` whose output is read until something has been said."""
 
     def __init__(self, script: Path, *arguments: str, python: str = sys.executable) -> None:
-        command = [
-            python,
-            "-m",
-            "mend.tools",
-            "launch",
-            "--no-witness",  # these scripts begin no job, of which it would know
-            str(script),
-            *arguments,
-        ]
+        # Without a witness: these scripts begin no job, of which it would know.
+        command = [python, "-m", "mend.tools", "launch", "--no-witness", str(script), *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.said = ""
         self.token = ""
@@ -101,6 +94,12 @@ class Launcher:
                 pytest.fail(f"still there: {left}")
             os.sched_yield()
         return True
+
+
+def launched(job: Job) -> tuple[Outcome, list[str]]:
+    """To its end, in this process; and each line that it said, with who said it."""
+    said: list[str] = []
+    return launch(job, lambda who, line: said.append(f"[{who}] {line}")), said
 
 
 def alive(pid: int) -> bool:
@@ -292,12 +291,11 @@ def test_a_rack_that_is_killed_is_started_again_and_joins(
     gloo's beginning for ever: every life has a torchrun of its own."""
     script = tmp_path / "train.py"
     script.write_text(KILLED_ONCE)
-    said: list[str] = []
     job = Job(
         command=(str(script), str(tmp_path / "again")), nproc_per_rack=ranks, torchrun=torchrun,
         max_restarts=2, log_dir=tmp_path / "logs",
     )  # fmt: skip
-    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    outcome, said = launched(job)
     told = "\n".join(said)
     assert outcome.status == 0, told
     # torchrun ends with 1 where it sees first that the survivor failed, in gloo.
@@ -335,13 +333,13 @@ while len((folder / "lives").read_text() if (folder / "lives").exists() else "")
 def test_only_a_rack_that_failed_is_started_again(
     tmp_path: Path, code: int, lives: int, torchrun: bool
 ) -> None:
-    script, said = tmp_path / "fails.py", list[str]()
+    script = tmp_path / "fails.py"
     script.write_text(FAILS)
     job = Job(
         command=(str(script), str(tmp_path), str(code), str(lives)), witness=False,
         torchrun=torchrun, max_restarts=2, log_dir=tmp_path / "logs",
     )  # fmt: skip
-    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    outcome, said = launched(job)
     assert outcome.racks == {0: 0, 1: code}, said
     assert (tmp_path / "lives").read_text() == "x" * lives
     log = (tmp_path / "logs" / "rack1.log").read_text()
@@ -362,9 +360,7 @@ def test_a_job_that_cannot_begin_ends_at_once_with_the_reason(tmp_path: Path) ->
         "mend.mend_init(model, config)\n"
     )
     for witness in (True, False):
-        said: list[str] = []
-        job = Job(command=(str(script),), witness=witness, torchrun=False)
-        outcome = launch(job, lambda who, line, said=said: said.append(f"[{who}] {line}"))
+        outcome, said = launched(Job(command=(str(script),), witness=witness, torchrun=False))
         assert outcome.status == 1, said
         assert outcome.culprit == 1
         assert re.fullmatch(
@@ -416,10 +412,10 @@ def test_a_rack_that_comes_back_to_a_job_that_is_over_ends_at_once(
 ) -> None:
     """It waited until its start timed out: nobody was left to answer it. The witness is, and where
     there is none, the launcher knows that all others have ended."""
-    script, said = tmp_path / "late.py", list[str]()
+    script = tmp_path / "late.py"
     script.write_text(TOO_LATE)
     job = Job(command=(str(script), str(tmp_path)), torchrun=False, max_restarts=1, witness=witness)
-    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    outcome, said = launched(job)
     told = "\n".join(said)
     assert "[rack 0] outcome merged" in said, told
     assert re.search(r"\[launch\] rack 1 ended exit=7 restart=1/1", told), told
@@ -433,11 +429,11 @@ def test_a_rack_that_comes_back_to_a_job_that_is_over_ends_at_once(
 
 @pytest.mark.usefixtures("warm")
 def test_a_rack_that_fails_in_a_running_job_ends_nobody_else(tmp_path: Path) -> None:
-    script, said = tmp_path / "fails.py", list[str]()
+    script = tmp_path / "fails.py"
     script.write_text(KILLED_ONCE.replace("os.kill(os.getpid(), signal.SIGKILL)", "os._exit(7)"))
     (tmp_path / "again").touch()
     job = Job(command=(str(script), str(tmp_path / "again")), torchrun=False)
-    outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    outcome, said = launched(job)
     assert outcome.racks == {0: 0, 1: 7}, said
     assert not any("not-begun" in line for line in said)
 
@@ -477,15 +473,13 @@ def test_a_job_whose_work_is_not_merged_is_no_success(
     tmp_path: Path, way: str, status: int, outcome: str
 ) -> None:
     """Every process exits 0; only the launcher can tell."""
-    script, said = tmp_path / "ends.py", list[str]()
+    script = tmp_path / "ends.py"
     script.write_text(ENDS)
     job = Job(command=(str(script), way), torchrun=False, max_restarts=2)
-    ended = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
+    ended, said = launched(job)
     assert (ended.racks, ended.status) == ({0: 0, 1: 0}, status), said
-    if way not in (
-        "forgets",
-        "vanishes",
-    ):  # whether rack 0 hears in time that rack 1 is gone is another question
+    # Whether rack 0 hears in time that rack 1 is gone is another question.
+    if way not in ("forgets", "vanishes"):
         assert "[rack 0] outcome merged" in said
     assert not any("restart=" in line for line in said)
     if outcome:

@@ -23,11 +23,9 @@ STEPS, SHORT = 400, 200
 @pytest.mark.slow
 def test_merged_model_short_period_is_better_than_a_rack_alone(jobs: Jobs) -> None:
     job = jobs()
-    for rack in range(2):  # in lockstep, so that every run has the same bits
-        config = {"lockstep": True, "sync_period_steps": 4}
-        job.start(rack, script="tests.process.regression", steps=STEPS, config=config)
+    config = {"lockstep": True, "sync_period_steps": 4}  # so that every run has the same bits
+    job.run(script="tests.process.regression", steps=STEPS, config=config)
     alone = min(regression.learn_alone(rack, STEPS) for rack in range(2))
-    job.finish()
     told = [job.told(rack) for rack in range(2)]
     assert {each["outcome"] for each in told} == {"merged"}
     assert max(each["error"] for each in told) < alone
@@ -48,14 +46,8 @@ def test_merged_model_short_period_is_better_than_a_rack_alone(jobs: Jobs) -> No
 )
 def test_report_planted_fault_is_named(config: dict[str, Any], first: str, jobs: Jobs) -> None:
     job = jobs()
-    for rack in range(2):
-        job.start(
-            rack,
-            script="tests.process.regression",
-            steps=SHORT,
-            config={"lockstep": True, **config},
-        )
-    job.finish()
+    told = {"lockstep": True, **config}
+    job.run(script="tests.process.regression", steps=SHORT, config=told)
     facts = read_run(job.events_folder)
     rounds = rounds_of(job.events_folder, facts.newest, facts.end_ns)
     (held_out,) = compared(facts, None)
@@ -72,9 +64,7 @@ def test_report_run_without_exchange_answers_whether_merging_helped(jobs: Jobs) 
     for exchange in (False, True):
         job = jobs()
         config = {"lockstep": exchange, "sync_period_steps": 4, "exchange": exchange}
-        for rack in range(2):
-            job.start(rack, script="tests.process.regression", steps=STEPS, config=config)
-        job.finish()
+        job.run(script="tests.process.regression", steps=STEPS, config=config)
         found.append(read_run(job.events_folder))
     alone, merged = found
     said = learning(merged, {}, 0.0, alone)

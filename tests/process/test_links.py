@@ -15,10 +15,11 @@ import pytest
 from mend.errors import LinkError
 from mend.tools import links as links_module
 from mend.tools import links_check
-from mend.tools.launch import Job, launch
+from mend.tools.launch import Job
 from mend.tools.links import Link, links, remove_leftovers
+from tests.process.racks import ROOT
+from tests.process.test_launch import launched
 
-ROOT = Path(__file__).parents[2]
 NETNS = Path("/run/netns")
 
 MISSING = [program for program in ("ip", "tc", "iperf3") if shutil.which(program) is None]
@@ -52,12 +53,12 @@ def test_a_job_trains_over_a_link_that_was_measured(monkeypatch: pytest.MonkeyPa
     """A busy machine makes every link slower than asked for, which is refused otherwise."""
     monkeypatch.setattr(links_check, "TOLERANCE", 1.0)
     monkeypatch.setattr(links_check, "RTT_SLACK_MS", 1000.0)
-    before, lines = namespaces(), list[str]()
+    before = namespaces()
     script = (str(ROOT / "examples" / "minimal.py"), "--steps", "60")
     job = Job(command=script, link="100mbit,10ms", torchrun=False)
-    status = launch(job, lambda who, line: lines.append(f"[{who}] {line}")).status
+    outcome, lines = launched(job)
     said = "\n".join(lines)
-    assert status == 0, said
+    assert outcome.status == 0, said
     figures = re.search(
         r"link=100mbit,10ms measured rtt=([\d.]+)ms rate=([\d.]+)/([\d.]+)mbit", said
     )

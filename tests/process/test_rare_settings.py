@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ from mend.types import Address, Peer, probe_key
 from tests.process import train
 from tests.process.conftest import Configure, Jobs
 from tests.process.injected import ONE_LIFE
-from tests.process.racks import START_GATE, Job, Nursery, until
-from tests.process.test_giving_up import said
+from tests.process.racks import START_GATE, Job, Nursery, run_mend, until
+from tests.process.test_giving_up import last_holder_dies, said
 from tests.process.test_takeover import CONFIG, first_commits
-from tests.process.test_tape import mend as run_mend
 
 KEY = bytes(range(32))
 """Of a job with a key, see conftest.py."""
@@ -38,8 +36,7 @@ def test_rack_that_is_started_again_without_attestation_begins_no_lineage(jobs: 
     job.start(0, **options, at={"12": [["gate", job.gate("never")]]})
     job.start(1, **options, at={"12": [["gate", gate]]})
     first_commits(job, 2)
-    job.processes[0].signal(signal.SIGKILL)
-    assert job.ended(0) == -signal.SIGKILL
+    job.kill(0)
     job.event(1, "stands")
     job.start(0, env={START_GATE: job.gate("never")}, **options)
     nobody = "rack 1 knows this job, in which a former life of this rack has a seat, and no member"
@@ -74,12 +71,8 @@ def test_payloads_are_encrypted_unless_the_setting_says_so(
     """`encrypt_payloads=False`: who expects them encrypted cannot read them, and the other way."""
     job = jobs(key=True)
     gate, config = job.gate(), {**CONFIG, "encrypt_payloads": conceal}
-    job.start(
-        0,
-        steps=24,
-        config={**config, "data_ports": f"{free_port}-{free_port}"},
-        at={"12": [["gate", gate]]},
-    )
+    ports = {"data_ports": f"{free_port}-{free_port}"}
+    job.start(0, steps=24, config=config | ports, at={"12": [["gate", gate]]})
     job.start(1, steps=24, config=config)
     first_commits(job, 2)
     address = Address("127.0.0.1", free_port)
@@ -160,17 +153,7 @@ def test_job_lost_is_what_mend_init_raises_when_no_life_is_left(jobs: Jobs) -> N
     again by itself, here only once."""
     job = jobs(witness=True)
     options: dict[str, Any] = {"steps": 24, "config": CONFIG, "pace_ms": 2}
-    never = ["gate", job.gate("never")]
-    job.start(0, **options, at={"12": [["withhold"], never]})
-    job.start(1, **options, at={"12": [never]})
-    first_commits(job, 2)
-    for rack in (1, 0):
-        job.processes[rack].signal(signal.SIGKILL)
-        assert job.ended(rack) == -signal.SIGKILL
-        job.start(rack, env={ONE_LIFE: "1"} if rack else {}, **options)
-        if rack == 1:
-            job.witness_event("roster", reason="rack 1 is back")
-            job.event(1, "copy-failed")
+    last_holder_dies(job, {ONE_LIFE: "1"}, **options)
     assert job.ended(1) == 1
     kind, text = job.told(1)["error"]
     assert kind == "JobLost"

@@ -7,8 +7,6 @@ starts them.
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +30,7 @@ from mend_lab.replay.script import APPLIED, CAPTURED, ReplayScript, encode_scrip
 from mend_lab.replay.settings import REPLAY, seat_environment
 from tests.process import train
 from tests.process.conftest import Jobs
-from tests.process.racks import LIMIT_S, Job, Nursery, environment, until
+from tests.process.racks import Job, Nursery, run_module, until
 
 CONFIG: dict[str, Any] = {
     "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "grace_window_ms": 5.0,
@@ -56,12 +54,7 @@ def recorded(jobs: Jobs) -> Job:
 
 def command(python: str, *arguments: object) -> tuple[int, str]:
     """Status and all that `python -m mend_lab replay` printed."""
-    done = subprocess.run(
-        [python, "-m", "mend_lab", "replay", *map(str, arguments)],
-        env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
-        timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
+    return run_module(python, "mend_lab", "replay", *arguments, CUDA_VISIBLE_DEVICES="")
 
 
 class Replay:
@@ -240,8 +233,7 @@ def test_a_killed_rack_is_replayed_as_far_as_its_tape_goes(jobs: Jobs) -> None:
         return any(act.kind == APPLIED for act in recite(tape.header, False, tape.entries()).acts)
 
     until(applied, f"rack 1 has it on its tape that it applied something\n{job.logs()}")
-    job.processes[1].signal(signal.SIGKILL)
-    assert job.ended(1) == -signal.SIGKILL
+    job.kill(1)
     Path(gate).touch()
     job.ended(0, code=1)
     assert job.result(0).error[0] == "NotMerged", "what it trained alone is in its weights only"

@@ -176,8 +176,7 @@ def test_a_job_that_is_killed_goes_on_from_the_newest_complete_checkpoint(
     for rack in range(2):
         job.start(rack, **options, **every, pace_ms=5)
     until(lambda: len(job.events(0)) >= events, "the job has come some way")
-    for rack in (0, 1):
-        job.processes[rack].kill()
+    job.kill(0, 1)
     newest = mend.newest_checkpoint(tmp_path / "cuts")
     resume = {"resume": str(tmp_path / "cuts")} if newest else {}
     again = jobs().run(**options, **every, **resume)
@@ -205,8 +204,7 @@ def test_a_checkpoint_that_not_all_racks_have_written_is_never_taken(
     if background:
         until(Path(job.gate("ahead")).exists, f"rack 1 has trained on\n{job.logs()}")
     assert not (cuts / "step-12" / "rack-1").exists()
-    for rack in (0, 1):
-        job.processes[rack].kill()
+    job.kill(0, 1)
     assert mend.newest_checkpoint(cuts) == cuts / "step-6"
     again = jobs().run(**options, **every, resume=str(cuts))
     assert [len(result.losses) for result in again] == [STEPS - 6] * 2
@@ -258,8 +256,7 @@ def test_in_a_free_job_every_token_is_merged_once_over_both_lives(
         job.start(rack, **options, **more)
     for rack in (0, 1):
         until(Path(job.gate(f"there-{rack}")).exists, f"rack {rack} is at step 32\n{job.logs()}")
-    for rack in (0, 1):
-        job.processes[rack].kill()
+    job.kill(0, 1)
     manifests = [json.loads((folder / f"rack-{r}/manifest.json").read_text()) for r in (0, 1)]
     versions = manifests[0]["versions"]
     assert versions == manifests[1]["versions"]
@@ -349,7 +346,7 @@ def test_a_rack_that_comes_back_to_a_running_job_does_not_count_its_checkpoint_a
     job.start(1, **options, cut_every=13, cuts=str(cuts), at={"30": gates["30"]})
     until(lambda: mend.newest_checkpoint(cuts) == cuts / "step-26", "the checkpoint is there")
     job.event(1, "applied", fragment=2)
-    job.processes[1].kill()
+    job.kill(1)
     back = job.start(1, name="back", **options, resume=str(cuts))
     job.event(1, "joined")
     Path(job.gate("38")).touch()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,10 @@ from tests.process.racks import Job, Result, until
 from tests.process.train import tokens_of
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "stall_max_s": 0.2,
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "stall_max_s": 0.2,
     "shutdown_timeout_s": 60,
     "join_copies_state": False,  # the other rack waits at a gate, where it copies nothing
-}
+}  # fmt: skip
 
 
 def first_commits(job: Job, racks: int) -> None:
@@ -72,7 +68,7 @@ def test_two_of_three_racks_go_on_without_the_rack_that_coordinated(
         at = {"12": [["gate", dead], ["age_silence", 0, 10**6], ["gate", gate]]}
         job.start(rack, steps=48, config=config, pace_ms=2, at=at)
     first_commits(job, 3)
-    job.processes[0].signal(signal.SIGKILL)
+    job.kill(0)
     until(
         lambda: any(job.events(rack, kind="takes-over") for rack in (1, 2)),
         lambda: f"one of the others takes over\n{job.stacks()}",
@@ -100,16 +96,15 @@ def test_a_killed_rack_is_started_again_and_takes_part(jobs: Jobs) -> None:
     job.start(0, **options, at={"12": [["gate", gates[0]]]})
     job.start(1, **options, at={"12": [["gate", job.gate("never")]]})
     first_commits(job, 2)
-    job.processes[1].signal(signal.SIGKILL)
-    assert job.ended(1) == -signal.SIGKILL
+    job.kill(1)
     former = job.events(1)
     job.start(1, **options)
-    until(lambda: bool(joined(job, 1)), f"rack 1 joins\n{job.logs()}")
+    job.event(1, "joined")
     Path(gates[0]).touch()
     results = job.finished()
     assert results[0].digest == results[1].digest
     assert results[0].weights == results[1].weights
-    assert min(joined(job, 1)[0]["versions"]) >= 1
+    assert min(job.event(1, "joined")["versions"]) >= 1
     again = [m for c in results[0].commits for m in c["members"] if m["rack"] == 1]
     assert len([m for m in again if m["seq"] == 1]) >= 3, "its offers count from one again"
     assert all(result.status["ledger"]["open"] == 0 for result in results)
@@ -125,13 +120,12 @@ def test_a_rack_that_lost_its_quorum_goes_on_when_the_dead_one_is_started_again(
     job.start(0, **options, at={"12": [["gate", job.gate("never")]]})
     job.start(1, **options, at={"12": [["gate", gate]]})
     first_commits(job, 2)
-    job.processes[0].signal(signal.SIGKILL)
-    assert job.ended(0) == -signal.SIGKILL
+    job.kill(0)
     job.event(1, "stands")
     job.start(0, **options)
     anew = job.event(1, "lineage")
     assert anew["without"] == [0]
-    until(lambda: bool(joined(job, 0)), f"rack 0 joins\n{job.logs()}")
+    job.event(0, "joined")
     Path(gate).touch()
     results = job.finished()
     assert results[0].digest == results[1].digest
@@ -142,11 +136,7 @@ def test_a_rack_that_lost_its_quorum_goes_on_when_the_dead_one_is_started_again(
 
 def votes(job: Job) -> list[int]:
     """Who has one, as rack 0 decided last."""
-    return job.events(0, kind="roster")[-1]["votes"]  # type: ignore[no-any-return]
-
-
-def joined(job: Job, rack: int) -> list[dict[str, Any]]:
-    return job.events(rack, kind="joined")
+    return job.events(0, kind="roster")[-1]["votes"]
 
 
 @pytest.mark.parametrize("witness", [False, True])
@@ -161,10 +151,7 @@ def test_two_of_three_racks_die_together_and_are_started_again(jobs: Jobs, witne
         job.start(rack, **options, at={"12": [["gate", job.gate("never")]]})
     job.start(left, **options, at={"12": [["gate", gate]]})
     first_commits(job, 3)
-    for rack in lost:
-        job.processes[rack].signal(signal.SIGKILL)
-    for rack in lost:
-        assert job.ended(rack) == -signal.SIGKILL
+    job.kill(*lost)
     before = len(job.events(left, kind="commit"))
     for rack in lost:
         job.start(rack, **options)
@@ -176,7 +163,7 @@ def test_two_of_three_racks_die_together_and_are_started_again(jobs: Jobs, witne
     until(lambda: bool(lineages()), lambda: f"a lineage begins\n{job.stacks()}")
     assert lineages()[0]["without"] == list(lost)
     for rack in lost:
-        until(lambda rack=rack: bool(joined(job, rack)), f"rack {rack} joins\n{job.logs()}")
+        job.event(rack, "joined")
     Path(gate).touch()
     results = job.finished()
     assert len({result.digest for result in results}) == 1
@@ -211,8 +198,7 @@ def test_second_death_before_racks_have_copied_undoes_a_version_by_name(jobs: Jo
     for rack, fragment in itertools.product(lacks, range(2)):
         job.event(rack, "commit", fragment=fragment, version=1)
     for rack in (0, 1):
-        job.processes[rack].signal(signal.SIGKILL)
-        assert job.ended(rack) == -signal.SIGKILL
+        job.kill(rack)
         job.start(rack, **options)
 
     def lineages() -> list[tuple[list[int], list[int]]]:
@@ -220,8 +206,7 @@ def test_second_death_before_racks_have_copied_undoes_a_version_by_name(jobs: Jo
         return [(event["without"], event["versions"]) for event in events]
 
     until(lambda: ([0, 1], [1, 1]) in lineages(), lambda: f"a lineage begins\n{job.stacks()}")
-    job.processes[3].signal(signal.SIGKILL)
-    assert job.ended(3) == -signal.SIGKILL
+    job.kill(3)
     decided = len(job.events(2, kind="commit"))
     job.start(3, **options)
     undone = job.event(2, "undone")
@@ -229,7 +214,7 @@ def test_second_death_before_racks_have_copied_undoes_a_version_by_name(jobs: Jo
     assert undone["dead"] == [0, 1, 3]
     assert ([0, 1, 3], [1, 0]) in lineages()
     for rack in (0, 1, 3):
-        until(lambda rack=rack: bool(joined(job, rack)), lambda: f"all join\n{job.stacks()}")
+        job.event(rack, "joined")
     Path(late).touch()
     Path(stop).touch()
     results = job.finished()
@@ -257,11 +242,10 @@ def test_a_witness_that_is_started_again_begins_no_second_job_and_votes(jobs: Jo
     job.start_witness()
     job.event(0, "roster", votes=[0, 1], reason="the witness is back")
     job.event(0, "roster", votes=[0, 1, WITNESS])
-    job.processes[1].signal(signal.SIGKILL)
-    assert job.ended(1) == -signal.SIGKILL
+    job.kill(1)
     job.event(0, "roster", votes=[0])
     job.start(1, **options)
-    until(lambda: bool(joined(job, 1)), f"rack 1 joins\n{job.logs()}")
+    job.event(1, "joined")
     until(lambda: votes(job) == [0, 1, WITNESS], f"rack 1 votes again\n{job.logs()}")
     begun = [e for e in job.events(WITNESS) if e["kind"] == "genesis"]
     assert len(begun) == 1, "the first witness's"
@@ -283,12 +267,11 @@ def test_rack_0_and_the_witness_die_together_and_are_started_again(jobs: Jobs) -
     first_commits(job, 2)
     assert job.witness is not None
     job.witness.kill()
-    job.processes[0].signal(signal.SIGKILL)
-    assert job.ended(0) == -signal.SIGKILL
+    job.kill(0)
     job.start_witness()
     job.start(0, **options)
     assert job.event(1, "lineage")["without"] == [0, WITNESS]
-    until(lambda: bool(joined(job, 0)), f"rack 0 joins\n{job.logs()}")
+    job.event(0, "joined")
     Path(gate).touch()
     one, other = job.finished()
     assert one.digest == other.digest
@@ -306,14 +289,12 @@ def test_a_rack_0_that_is_started_again_begins_no_second_job(jobs: Jobs) -> None
     for rack in (0, 2):
         job.start(rack, **options, at={"12": [["gate", job.gate("never")]]})
     first_commits(job, 3)
+    job.kill(0, 2)
     for rack in (0, 2):
-        job.processes[rack].signal(signal.SIGKILL)
-    for rack in (0, 2):
-        assert job.ended(rack) == -signal.SIGKILL
         job.start(rack, **options)
     job.event(1, "lineage")
     for rack in (0, 2):
-        until(lambda rack=rack: bool(joined(job, rack)), f"rack {rack} joins\n{job.logs()}")
+        job.event(rack, "joined")
     Path(gate).touch()
     job.finish()
     assert len({job.result(rack).digest for rack in range(3)}) == 1
@@ -333,8 +314,7 @@ def test_racks_begin_again_when_rack_0_died_before_its_weights_were_copied(
         job.start(rack, **options)
     for rack in (1, 2):
         job.event(rack, "copy-failed", fragment=0)
-    job.processes[0].signal(signal.SIGKILL)
-    assert job.ended(0) == -signal.SIGKILL
+    job.kill(0)
     job.start(0, seed=77, **options)
     for rack in (1, 2):
         assert "rack 0 died with them" in job.event(rack, "job-lost")["detail"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +16,10 @@ from mend.trace.format import Entry
 from mend.trace.reader import read_tape
 from mend.types import WITNESS
 from tests.process.conftest import Jobs
-from tests.process.racks import LIMIT_S, Job, Nursery, environment
+from tests.process.racks import Job, Nursery, run_mend
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 RACK, COORDINATED = "tape-rack0-rank0.mend", f"tape-rack{WITNESS}-rank0.mend"
-
-
-def mend(nursery: Nursery, *arguments: object) -> tuple[int, str]:
-    """Status and all that was said."""
-    done = subprocess.run(
-        [nursery.python, "-m", "mend.tools", *map(str, arguments)],
-        env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=LIMIT_S,
-        check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -75,7 +63,7 @@ def test_a_job_replays_and_what_happened_to_its_tapes_is_told(
 ) -> None:
     job, folder = recorded
     job.unjudged = "its tapes are damaged and rewritten"
-    status, said = mend(nursery, "replay", folder)
+    status, said = run_mend(nursery, "replay", folder)
     assert status == 0, said
     assert said.count(": equal: ") == 3
     rounds = len(job.result(0).commits)
@@ -87,14 +75,14 @@ def test_a_job_replays_and_what_happened_to_its_tapes_is_told(
     spoiled = bytearray(whole)
     spoiled[len(whole) // 2] ^= 1
     path.write_bytes(bytes(spoiled))
-    status, said = mend(nursery, "replay", folder)
+    status, said = run_mend(nursery, "replay", folder)
     assert status == 2
     assert "checksum" in said
     assert str(path) in said
     assert said.count(": equal: ") == 2, "the others are not held up"
 
     path.write_bytes(whole[:-40])
-    status, said = mend(nursery, "replay", path)
+    status, said = run_mend(nursery, "replay", path)
     assert status == 0, said
     assert "the tail is cut: " in said
 
@@ -107,7 +95,7 @@ def test_a_job_replays_and_what_happened_to_its_tapes_is_told(
     ]
     chosen = reports[len(reports) // 2]
     rewrite(path, chosen)
-    status, said = mend(nursery, "replay", path)
+    status, said = run_mend(nursery, "replay", path)
     assert status == 1
     assert f"different: event {chosen}, " in said
     assert "machine rank" in said
@@ -118,7 +106,7 @@ def test_a_job_replays_and_what_happened_to_its_tapes_is_told(
 def test_a_round_is_told_in_sentences(nursery: Nursery, recorded: tuple[Job, Path]) -> None:
     job, folder = recorded
     commit = job.result(0).commits[1]
-    status, said = mend(nursery, "explain", folder, "--round", 2)
+    status, said = run_mend(nursery, "explain", folder, "--round", 2)
     assert status == 0, said
     made = f"fragment {commit['fragment']}, version {commit['version'] - 1} -> {commit['version']}"
     assert f"round 2: {made}, " in said
@@ -127,8 +115,8 @@ def test_a_round_is_told_in_sentences(nursery: Nursery, recorded: tuple[Job, Pat
         assert words in said
     assert "B pulled by" in said
     again = ("--fragment", commit["fragment"], "--version", commit["version"])
-    assert made in mend(nursery, "explain", folder / COORDINATED, *again)[1]
-    status, said = mend(nursery, "explain", folder, "--round", 99)
+    assert made in run_mend(nursery, "explain", folder / COORDINATED, *again)[1]
+    status, said = run_mend(nursery, "explain", folder, "--round", 99)
     assert status == 2
     assert "decided rounds, counted from 1" in said
 
@@ -143,12 +131,11 @@ def test_a_killed_rack_leaves_a_tape_that_replays(nursery: Nursery, jobs: Jobs) 
     job.start(0, steps=24, config=config, at={"14": [["gate", gate]]})
     job.start(1, steps=24, config=config, at={"14": [["gate", never]]})
     job.event(1, "commit")  # not "applied": it may come when the script already stands at the gate
-    job.processes[1].signal(signal.SIGKILL)
-    assert job.ended(1) == -signal.SIGKILL
+    job.kill(1)
     Path(gate).touch()
     job.ended(0, code=1)
     assert job.result(0).status["outcome"] == "kept-local"
-    status, said = mend(nursery, "replay", Path(job.events_folder) / "tape-rack1-rank0.mend")
+    status, said = run_mend(nursery, "replay", Path(job.events_folder) / "tape-rack1-rank0.mend")
     assert status == 0, said
     assert "equal: " in said
     # The kill may fall into the writing of a chunk.

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from mend.tools import links as links_module
-from mend.tools.launch import Job, launch
+from mend.tools.launch import Job
 from mend.tools.links_spec import Link
 from mend.tools.plan import Asked, base_config, choices, merge_ns_assumed, recommended
 from mend.tools.plan_command import settings
+from tests.process.test_launch import launched
 from tests.process.test_links import pytestmark as needs_links
 
 pytestmark = needs_links
@@ -58,14 +59,14 @@ def test_a_model_that_outlasts_the_time_outs_begins_and_ends_merged(
     assert chosen.fits
     assert 4 * params > 2 * TIME_OUTS["start_timeout_s"] * BYTES_A_SECOND
     assert 2 * params > 2 * TIME_OUTS["shutdown_timeout_s"] * BYTES_A_SECOND
-    script, lines = tmp_path / "train.py", list[str]()
+    script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     env = {f"MEND_{name.upper()}": str(value) for name, value in settings(chosen).items()}
     env["MEND_DIAGNOSTICS_DIR"] = str(tmp_path)
     job = Job(command=(str(script),), link=LINK, torchrun=False, env=env)
-    status = launch(job, lambda who, line: lines.append(f"[{who}] {line}")).status
+    outcome, lines = launched(job)
     said = "\n".join(lines)
-    assert status == 0, said
+    assert outcome.status == 0, said
     assert len(digests := re.findall(r"outcome merged (\w+)", said)) == 2, said
     assert len(set(digests)) == 1, said
     events = (tmp_path / "events-rack0-rank0.jsonl").read_text().splitlines()

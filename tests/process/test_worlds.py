@@ -68,10 +68,7 @@ def test_simulated_and_real_job_in_lockstep_decide_equal_records(name: str, jobs
 
     job = jobs(racks=scenario.racks)
     config = config_of(scenario, STALL_NS, EVICT_NS)
-    for rack in range(scenario.racks):
-        job.start(rack, script="tests.process.simulated", scenario=fields, config=config)
-    for rack in range(scenario.racks):
-        job.ended(rack, code=0)
+    job.run(script="tests.process.simulated", scenario=fields, config=config)
     tape = read_tape(job.events_folder / "tape-rack0-rank0.mend")
     recorded = recite(tape.header, tape.whole, tape.entries()).records
     real = in_order(recorded[place] for place in sorted(recorded))

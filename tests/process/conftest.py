@@ -29,7 +29,7 @@ def ends_of(request: pytest.FixtureRequest) -> Whole:
         item
         for item in request.session.items
         if item.path == request.path
-        and "jobs" in item.fixturenames  # type: ignore[attr-defined]
+        and "jobs" in item.fixturenames
         and not item.get_closest_marker("skip")
     )
     return Whole.ONE if next(with_jobs) is request.node else Whole.NONE
@@ -78,6 +78,13 @@ def jobs(
 def job(jobs: Jobs) -> Job:
     """Two racks of one rank; rack 0's leader coordinates."""
     return jobs()
+
+
+def be_rack_0(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process, from its next MendConfig on."""
+    for name, value in job.environment(0).items():
+        if name.startswith("MEND_"):
+            monkeypatch.setenv(name, value)
 
 
 Configure = Callable[..., mend.MendConfig]

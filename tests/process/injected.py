@@ -73,13 +73,19 @@ def show_pace(runtime: mend.Runtime, times: Times, cause: str = "", *, links: bo
     assert isinstance(rank, LiveRank)
     clock = rank.trainer.clock
     clock.__class__ = ShownClock
-    clock.times = times  # type: ignore[attr-defined]
+    clock.times = times
     if not links:
         slow_links.SAMPLE_NS = slow_links.SAMPLE_NS_MAX = 1 << 62
     for feature in rank.trainer.features:
         if isinstance(feature, MicroBenchmark):
             feature.__class__ = ShownBenchmark
-            feature.times, feature.cause = times, cause  # type: ignore[attr-defined]
+            feature.times, feature.cause = times, cause
+
+
+def await_file(path: Path | str) -> None:
+    """The test makes it."""
+    while not Path(path).exists():
+        time.sleep(0.005)
 
 
 def slow_between(begins: Path, ends: Path, times: float) -> Times:
@@ -99,7 +105,7 @@ def age_silence(rack: int, seconds: int) -> None:
         if rack in views and rack not in live:
             views[rack].lively_ns = min(views[rack].lively_ns, now_ns - seconds * SECOND)
 
-    coordinator.note_liveness = look  # type: ignore[attr-defined]
+    coordinator.note_liveness = look
 
 
 class GatedPatience(Patience):
@@ -119,10 +125,10 @@ def wait_at_the_end(runtime: mend.Runtime, gate: Path) -> None:
     def patience() -> Patience:
         made = usual()
         made.__class__ = GatedPatience
-        made.gate = gate  # type: ignore[attr-defined]
+        made.gate = gate
         return made
 
-    trainer._at_the_end = patience  # type: ignore[method-assign]
+    trainer._at_the_end = patience
 
 
 def mute_lane(gate: Path) -> None:
@@ -130,11 +136,10 @@ def mute_lane(gate: Path) -> None:
     usual = HolderEnd.give
 
     def give(end: HolderEnd, *payload: Any) -> None:
-        while not gate.exists():
-            time.sleep(0.005)
+        await_file(gate)
         usual(end, *payload)
 
-    HolderEnd.give = give  # type: ignore[method-assign]
+    HolderEnd.give = give
 
 
 def hold_pulls(runtime: mend.Runtime, wanted: Callable[[bytes], bool], gate: Path) -> None:
@@ -153,14 +158,13 @@ def hold_pulls(runtime: mend.Runtime, wanted: Callable[[bytes], bool], gate: Pat
             pull()
 
     def release() -> None:
-        while not gate.exists():
-            time.sleep(0.005)
+        await_file(gate)
         rank.io_loop.call(lambda: [pull() for pull in held])
 
     def never(holder: Any, key: Any, into: Any, done: Callable[[Exception], None], *_: Any) -> None:
         done(PayloadGone("the test holds it"))
 
-    host.fetch, host.pull_ahead = wait, never  # type: ignore[method-assign]
+    host.fetch, host.pull_ahead = wait, never
     threading.Thread(target=release, daemon=True).start()
 
 
@@ -173,10 +177,9 @@ def grow_slowly(runtime: mend.Runtime, gate: Path) -> None:
 
     def reach_and_wait(growth: Growth, end: int) -> None:
         reach(growth, end)
-        while not gate.exists():
-            time.sleep(0.005)
+        await_file(gate)
 
-    Growth.reach = reach_and_wait  # type: ignore[method-assign]
+    Growth.reach = reach_and_wait
 
 
 def tell_early(rack: int, path: Path) -> None:
@@ -188,7 +191,7 @@ def tell_early(rack: int, path: Path) -> None:
             path.touch()
         ended(pulls, key, ahead, error)
 
-    PullsAhead._ended = end  # type: ignore[method-assign]
+    PullsAhead._ended = end
 
 
 def of_fragment(fragment: int) -> Callable[[bytes], bool]:
@@ -208,10 +211,10 @@ def prepare() -> None:
     if os.environ.get(ONE_LIFE):
         mend.api.LIVES_MAX = 1
     if os.environ.get(WITHHOLDS):
-        IoLoop.serve = lambda *_: None  # type: ignore[method-assign]
+        IoLoop.serve = lambda *_: None
     if path := os.environ.get(START_GATE):
         gate = Path(path)
         leader.PROGRESS_NS = 100 * MS
-        LeaderOptions.start_timeout_ns = property(  # type: ignore[assignment]
+        LeaderOptions.start_timeout_ns = property(
             lambda _: -1 if gate.exists() else 1 << 62, lambda *_: None
         )

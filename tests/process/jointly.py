@@ -5,13 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
-import sys
-import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.process.train import seen, weights
+from tests.process.train import leave_group, run_script, seen, weights
 from tests.unit.determinism.llama import WORDS, Llama, loss_of
 
 ROWS, TOKENS, SEED = 8, 8, 7
@@ -93,26 +89,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
             result.setdefault("losses", []).append(struct.pack(">f", loss.item()).hex())
     result["weights"] = weights(inner)
     result["status"] = seen(runtime.status())
-
-
-def main() -> None:
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    options = Options(**json.loads(sys.argv[1]))
-    result: dict[str, Any] = {}
-    try:
-        run(options, result)
-    except Exception as error:
-        result["error"] = [type(error).__name__, str(error)]
-        raise
-    finally:
-        out = Path(options.out.format(rank=os.environ.get("RANK", "0")))
-        out.with_suffix(".part").write_text(json.dumps(result))
-        out.with_suffix(".part").rename(out)
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":
-    main()
+    run_script(Options, run)

@@ -6,22 +6,26 @@ those of train.py.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import threading
-import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.process.train import build, loss_of, optimizer_of, seen, tokens_of, weights
+from tests.process.train import (
+    build,
+    leave_group,
+    loss_of,
+    mend_threads,
+    optimizer_of,
+    run_script,
+    seen,
+    tokens_of,
+    weights,
+)
 
 
 @dataclass(frozen=True)
@@ -75,35 +79,21 @@ def train(mesh: DeviceMesh, options: Options, result: dict[str, Any]) -> None:
             optimizer.step()
     result["weights"] = weights(model)
     result["status"] = seen(runtime.status())
-    result["threads"] = sorted(t.name for t in threading.enumerate() if "mend" in t.name)
+    result["threads"] = mend_threads()
 
 
-def main() -> None:
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    options = Options(**json.loads(sys.argv[1]))
-    rank = os.environ["RANK"]
-    os.environ.update(options.only.get(rank, {}))
-    result: dict[str, Any] = {}
+def run(options: Options, result: dict[str, Any]) -> None:
+    import mend
+
+    os.environ.update(options.only.get(os.environ["RANK"], {}))
     dist.init_process_group("gloo")
-    try:
-        import mend
-
-        mesh = mend.rack_mesh(**options.mesh)
-        result["mesh"] = look(mesh)
-        os.environ.update(options.behind)
-        if options.steps:
-            train(mesh, options, result)
-    except Exception as error:
-        result["error"] = [type(error).__name__, str(error)]
-        raise
-    finally:
-        out = Path(options.out.format(rank=rank))
-        out.with_suffix(".part").write_text(json.dumps(result))
-        out.with_suffix(".part").rename(out)
-    dist.barrier()  # see examples/fsdp2.py
-    dist.destroy_process_group()
+    mesh = mend.rack_mesh(**options.mesh)
+    result["mesh"] = look(mesh)
+    os.environ.update(options.behind)
+    if options.steps:
+        train(mesh, options, result)
+    leave_group()
 
 
 if __name__ == "__main__":
-    main()
+    run_script(Options, run)

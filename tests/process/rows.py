@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch.utils.data import DataLoader
 
 import mend
 from tests.process import train
+from tests.process.injected import await_file
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
             lines.write(json.dumps([step, numbers.tolist()]) + "\n")
             lines.flush()
             hold = options.holds.get(str(step))
-            while hold and not Path(hold).exists():
-                time.sleep(0.005)
+            if hold:
+                await_file(hold)
             time.sleep(options.pace_ms / 1000)
             if step == options.cut:
                 save = [Path(options.cuts) / f"step-{step}"]
@@ -95,17 +94,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
             if step >= min(options.stop, options.cut or options.stop):
                 break
     result["status"] = asdict(runtime.status())
-    if ranks > 1:
-        torch.distributed.destroy_process_group()
-
-
-def main() -> None:
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    options = Options(**json.loads(sys.argv[1]))
-    with train.told(options.out) as result:
-        run(options, result)
+    train.leave_group()
 
 
 if __name__ == "__main__":
-    main()
+    train.run_script(Options, run)

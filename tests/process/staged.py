@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,8 +37,8 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import mse_loss
 
-from tests.process import injected
-from tests.process.train import INPUTS, OUTPUTS, WIDTH, seen, tokens_of, told, weights
+from tests.process import injected, train
+from tests.process.train import INPUTS, OUTPUTS, WIDTH, seen, tokens_of, weights
 
 EXPERTS, MICRO_BATCHES, ROWS = 4, 4, 16
 PARTS = "model", "optim"
@@ -364,13 +361,13 @@ def tell_merged(options: Options, model: nn.Module, runtime: Any) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(told))
     part.rename(path)
-    while not Path(options.merged).exists():
-        time.sleep(0.01)
+    injected.await_file(options.merged)
 
 
 def run(options: Options, result: dict[str, Any]) -> None:
     import mend
 
+    train.expect_warnings()
     injected.prepare()
     rack = int(os.environ["MEND_RACK"])
     if "WORLD_SIZE" in os.environ:
@@ -403,21 +400,9 @@ def run(options: Options, result: dict[str, Any]) -> None:
             tell_merged(options, model, runtime)
     result["weights"] = {bare(name): each for name, each in weights(model).items()}
     result["status"] = seen(runtime.status())
-    result["threads"] = sorted(t.name for t in threading.enumerate() if "mend" in t.name)
-    if dist.is_initialized():
-        dist.barrier()  # see examples/fsdp2.py
-        dist.destroy_process_group()
-
-
-def main() -> None:
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
-    warnings.filterwarnings("default", message=".* raised the loss by .* from random weights")
-    torch.set_num_threads(1)
-    options = Options(**json.loads(sys.argv[1]))
-    with told(options.out) as result:
-        run(options, result)
+    result["threads"] = train.mend_threads()
+    train.leave_group()
 
 
 if __name__ == "__main__":
-    main()
+    train.run_script(Options, run)

@@ -26,16 +26,14 @@ from mend.errors import CheckpointError, UsageError
 from tests.process import train
 from tests.process.conftest import Configure
 from tests.process.racks import until
-from tests.process.train import fresh
+from tests.process.train import fresh, make_steps
 
 STEPS = 13
 """Behind a capture at step 12, so that an offer may be open."""
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-    optimizer.zero_grad()
-    train.loss_of(model, 0, 0, number).backward()
-    optimizer.step()
+    make_steps(model, optimizer, number, number)
 
 
 @pytest.fixture
@@ -44,8 +42,7 @@ def saved(alone: Configure, tmp_path: Path) -> Path:
     model, optimizer = fresh()
     folder = tmp_path / "cuts" / "first"
     with mend.session(model, alone(), optimizer) as runtime:
-        for number in range(1, STEPS + 1):
-            step(model, optimizer, number)
+        make_steps(model, optimizer, 1, STEPS)
         found = runtime.checkpoint(folder, lambda path: save(path, model, optimizer))
         assert found == folder
     return folder
@@ -75,6 +72,19 @@ def test_step_tokens_versions_and_what_is_open_come_back(saved: Path, alone: Con
     assert status.step == status.tokens == STEPS
     assert list(status.versions) == manifest["versions"]
     assert status.ledger.open == manifest["open_tokens"] > 0
+
+
+def cut_after_one_step(
+    config: mend.MendConfig, folder: Path, save: Callable[[Path], None]
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model with the weights that it had at the checkpoint."""
+    model, optimizer = fresh()
+    with mend.session(model, config, optimizer) as runtime:
+        step(model, optimizer, 1)
+        runtime.checkpoint(folder, save)
+        weights = copy.deepcopy(model.state_dict())
+    model.load_state_dict(weights)
+    return model, optimizer
 
 
 def flip(path: Path, place: int) -> None:
@@ -109,19 +119,13 @@ def test_damage_is_refused_with_the_name_of_the_file(
     alone: Configure, tmp_path: Path, harm: Callable[[Path, int], None], name: str, place: int,
     said: str,
 ) -> None:  # fmt: skip
-    model, optimizer = fresh()
     folder = tmp_path / "cut"
 
     def notes(path: Path) -> None:
         (path / "notes.txt").write_text("of the script")
 
-    with mend.session(model, alone(), optimizer) as runtime:
-        step(model, optimizer, 1)
-        runtime.checkpoint(folder, notes)
-        weights = [p.detach().clone() for p in model.parameters()]
+    model, optimizer = cut_after_one_step(alone(), folder, notes)
     harm(folder / "rack-0" / name, place)
-    for parameter, value in zip(model.parameters(), weights, strict=True):
-        parameter.data.copy_(value)
     with pytest.raises(CheckpointError, match=said):
         mend.mend_init(model, alone(), optimizer, resume=folder)
 
@@ -130,13 +134,9 @@ def test_a_file_of_the_script_may_have_two_dots_in_its_name(
     alone: Configure, tmp_path: Path
 ) -> None:
     """Such a checkpoint was complete, and refused as damaged where it was to be resumed."""
-    model, optimizer = fresh()
-    with mend.session(model, alone(), optimizer) as runtime:
-        step(model, optimizer, 1)
-        runtime.checkpoint(tmp_path / "cut", lambda path: (path / "part..0.bin").touch())
-        weights = [p.detach().clone() for p in model.parameters()]
-    for parameter, value in zip(model.parameters(), weights, strict=True):
-        parameter.data.copy_(value)
+    model, optimizer = cut_after_one_step(
+        alone(), tmp_path / "cut", lambda path: (path / "part..0.bin").touch()
+    )
     with mend.session(model, alone(), optimizer, resume=tmp_path / "cut") as runtime:
         assert runtime.status().step == 1
 
@@ -277,12 +277,10 @@ def test_training_goes_on_while_a_checkpoint_is_written(alone: Configure, tmp_pa
         return lambda: gate.wait() and torch.save(kept, path / "script.pt")
 
     with mend.session(model, alone(), optimizer) as runtime:
-        for number in range(1, STEPS + 1):
-            step(model, optimizer, number)
+        make_steps(model, optimizer, 1, STEPS)
         pending = runtime.async_checkpoint(folder, later)
         versions = runtime.status().versions
-        for number in range(STEPS + 1, STEPS + 30):
-            step(model, optimizer, number)
+        make_steps(model, optimizer, STEPS + 1, STEPS + 29)
         assert all(
             now > then for now, then in zip(runtime.status().versions, versions, strict=True)
         )
@@ -401,8 +399,7 @@ def saved_by_torch(alone: Configure, tmp_path: Path) -> Path:
     folder = tmp_path / "torch"
     with mend.session(model, alone(), optimizer) as runtime:
         runtime.register_state("place", Place(7), scope="rack")
-        for number in range(1, STEPS + 1):
-            step(model, optimizer, number)
+        make_steps(model, optimizer, 1, STEPS)
         weights, moments = get_state_dict(model, optimizer)
         state = {"mend": runtime.checkpoint_state(), "model": weights, "optimizer": moments}
         dcp.save(state, checkpoint_id=folder, no_dist=True)

@@ -23,7 +23,7 @@ from mend.errors import UsageError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import LIMIT_S, Job, Nursery, until
-from tests.process.train import fresh
+from tests.process.train import fresh, make_steps
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 WHOLE_ENDS = True
@@ -180,13 +180,6 @@ def test_a_program_that_never_shuts_down_still_says_good_bye(job: Job) -> None:
 # -------------------------------------------------------------- a rack of its own, in this process
 
 
-def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
-    for step in range(first, last + 1):
-        optimizer.zero_grad()
-        train.loss_of(model, 0, 0, step).backward()
-        optimizer.step()
-
-
 def test_ports_are_free_as_soon_as_a_session_ends(alone: Configure) -> None:
     """Well, by an exception, by Ctrl-C: the next session on the same ports starts at once."""
     for error in (None, RuntimeError("the loss exploded"), KeyboardInterrupt("Ctrl-C")):
@@ -196,7 +189,7 @@ def test_ports_are_free_as_soon_as_a_session_ends(alone: Configure) -> None:
             assert train.weights(model) == before, "nothing was published over its weights"
         assert mend_threads() == []
         assert runtime.status().step == 9
-        steps(model, optimizer, 10, 20)
+        make_steps(model, optimizer, 10, 20)
         assert runtime.status().step == 9, "the optimizer is free of mend"
 
 
@@ -209,7 +202,7 @@ def trained_until(
     """Nine steps and the error; the runtime, and the weights before the end."""
     expected = contextlib.nullcontext() if error is None else pytest.raises(type(error))
     with expected, mend.session(model, config, optimizer) as runtime:
-        steps(model, optimizer, 1, 9)
+        make_steps(model, optimizer, 1, 9)
         before = train.weights(model)
         if error is not None:
             raise error
@@ -222,7 +215,7 @@ def test_second_start_is_refused_and_second_shutdown_does_nothing(alone: Configu
     with pytest.raises(UsageError, match="called twice"):
         mend.mend_init(model, alone(), optimizer)
     assert mend.get_runtime(model) is runtime, "the first is unharmed"
-    steps(model, optimizer, 1, 9)
+    make_steps(model, optimizer, 1, 9)
     status = mend.mend_shutdown(model)
     assert status is not None
     assert status.step == 9
@@ -233,7 +226,7 @@ def test_second_start_is_refused_and_second_shutdown_does_nothing(alone: Configu
     with pytest.raises(UsageError, match=r"remove runtime\.step"):
         runtime.step()
     again = mend.mend_init(model, alone(), optimizer)
-    steps(model, optimizer, 10, 14)
+    make_steps(model, optimizer, 10, 14)
     assert again.status().step == 5
     again.abort()
     again.abort()
@@ -242,7 +235,7 @@ def test_second_start_is_refused_and_second_shutdown_does_nothing(alone: Configu
 def test_a_model_that_is_forgotten_takes_its_runtime_along(alone: Configure) -> None:
     model, optimizer = fresh()
     mend.mend_init(model, alone(), optimizer)
-    steps(model, optimizer, 1, 9)
+    make_steps(model, optimizer, 1, 9)
     assert mend_threads() != []
     watched = weakref.ref(model), weakref.ref(next(model.parameters()))
     del model, optimizer
@@ -252,7 +245,7 @@ def test_a_model_that_is_forgotten_takes_its_runtime_along(alone: Configure) -> 
     assert watched[1]() is None, "the weights are freed, too"
     model, optimizer = fresh()
     with mend.session(model, alone(), optimizer):
-        steps(model, optimizer, 1, 9)
+        make_steps(model, optimizer, 1, 9)
 
 
 def test_a_start_that_fails_can_be_tried_again(alone: Configure) -> None:
@@ -263,9 +256,9 @@ def test_a_start_that_fails_can_be_tried_again(alone: Configure) -> None:
         held = "this process holds it itself, for the Sequential .* Call mend_shutdown"
         with pytest.raises(mend.errors.AddressInUse, match=held):
             mend.mend_init(model, taken, optimizer)
-        steps(other, other_optimizer, 1, 9)
+        make_steps(other, other_optimizer, 1, 9)
     with mend.session(model, taken, optimizer) as runtime:
-        steps(model, optimizer, 1, 9)
+        make_steps(model, optimizer, 1, 9)
     assert runtime.status().ledger.open == 0
 
 
@@ -320,8 +313,7 @@ def test_rack_started_again_while_the_others_leave_trains_nothing_twice(jobs: Jo
     job.start(2, **options, at={"12": [["gate", job.gate("never")]]})
     for path in ended:
         until(Path(path).exists, lambda: f"racks 0 and 1 train\n{job.stacks()}")
-    job.processes[2].signal(signal.SIGKILL)
-    assert job.ended(2) == -signal.SIGKILL
+    job.kill(2)
     job.start(2, **options)
     fresh_start = job.event(2, "state-fresh", name="optimizer")
     assert "no other rack trains; the job is at step 24" in fresh_start["reason"]

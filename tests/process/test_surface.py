@@ -29,10 +29,10 @@ from mend.engine.hooks import scaled_steps
 from mend.engine.live_rank import LiveRank
 from mend.errors import GaveUp, UsageError
 from tests.process import train
-from tests.process.conftest import Configure, Jobs, mend_threads
+from tests.process.conftest import Configure, Jobs, be_rack_0, mend_threads
 from tests.process.racks import LIMIT_S, ROOT, Nursery, until
 from tests.process.replayed import in_lockstep
-from tests.process.train import backward, fresh
+from tests.process.train import backward, fresh, make_steps
 
 LOCKSTEP: dict[str, Any] = {"lockstep": True, "wait_timeout_s": 60}
 REFERENCE: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
@@ -107,9 +107,7 @@ def test_a_frozen_parameter_without_plain_data_stays_as_it_is(alone: Configure) 
     base = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
     model.register_parameter("base", base)
     with mend.session(model, alone(), optimizer) as runtime:
-        for step in range(1, 13):
-            backward(model, step)
-            optimizer.step()
+        make_steps(model, optimizer, 1, 12)
     assert runtime.status().outcome == "merged"
     assert model.get_parameter("base") is base
 
@@ -139,9 +137,7 @@ def test_a_parameter_that_is_replaced_later_stops_the_rack(alone: Configure) -> 
     runtime = mend.mend_init(model, alone(), optimizer)
     try:
         model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
-        for step in range(1, 4):
-            backward(model, step)
-            optimizer.step()
+        make_steps(model, optimizer, 1, 3)
         backward(model, 4)
         with pytest.raises(mend.MendError, match="replaced after mend_init"):
             optimizer.step()  # of the old parameters; a fragment is due
@@ -186,9 +182,7 @@ def test_a_parameter_that_becomes_of_another_type_later_stops_the_rack(alone: Co
 def test_the_end_may_come_in_inference_mode(alone: Configure) -> None:
     model, optimizer = fresh()
     mend.mend_init(model, alone(), optimizer)
-    for step in range(1, 12):
-        backward(model, step)
-        optimizer.step()
+    make_steps(model, optimizer, 1, 11)
     with torch.inference_mode():
         status = mend.mend_shutdown(model)
     assert status is not None
@@ -387,9 +381,7 @@ def test_what_overwrite_gives_up_has_a_column_of_its_own(alone: Configure) -> No
         **LOCKSTEP, apply_mode="overwrite", outer_ramp_rounds=0, outer_optimizer_momentum=0
     )
     with mend.session(model, config, optimizer) as runtime:
-        for step in range(1, 15):
-            backward(model, step)
-            optimizer.step()
+        make_steps(model, optimizer, 1, 14)
     ledger = runtime.status().ledger
     # Fragment 0 is captured after 4 and 12, fragment 1 after 8: 2 steps each are given up. The
     # shutdown's own captures give up nothing.
@@ -401,9 +393,7 @@ def test_the_anchor_after_the_shutdown_is_in_the_model(alone: Configure) -> None
     """Of one rack that gives all it has: the anchor is its own weights, up to rounding."""
     model, optimizer = fresh()
     with mend.session(model, alone(**LOCKSTEP), optimizer):
-        for step in range(1, 17):
-            backward(model, step)
-            optimizer.step()
+        make_steps(model, optimizer, 1, 16)
         own = [p.detach().clone() for p in model.parameters()]
     for parameter, weights in zip(model.parameters(), own, strict=True):
         torch.testing.assert_close(parameter.detach(), weights, rtol=1e-5, atol=1e-6)
@@ -422,21 +412,17 @@ def test_drain_waits_for_what_is_open_and_gives_up_in_time(
     gate = job.gate()
     config = {**REFERENCE, "merge_min_racks": 2, "stall_max_s": 0, "grace_window_ms": 0}
     job.start(1, steps=4, config=config, at={"1": [["gate", gate]]})
-    for name, value in job.environment(0).items():
-        if name.startswith("MEND_"):
-            monkeypatch.setenv(name, value)
+    be_rack_0(job, monkeypatch)
     model, optimizer = fresh()
     with mend.session(model, mend.MendConfig(**config), optimizer) as runtime:
-        for step in range(1, 5):
-            backward(model, step)
-            optimizer.step()
+        make_steps(model, optimizer, 1, 4)
         assert runtime.outer_step_in_flight()
         with pytest.raises(GaveUp, match=r"1 offers are still open.*rack 1"):
             runtime.drain(0.3)
         assert runtime.outer_step_in_flight(), "nothing is lost"
         for wrong in ("0.3", math.nan, None):
             with pytest.raises(UsageError, match="give it a number of seconds"):
-                runtime.drain(wrong)  # type: ignore[arg-type]
+                runtime.drain(wrong)
         Path(gate).touch()
         runtime.drain(math.inf)
         assert not runtime.outer_step_in_flight()
@@ -489,9 +475,7 @@ def test_an_exception_of_a_handler_in_a_stall_leaves_all_work_whole(
     gate = job.gate()
     config = {**REFERENCE, **LOCKSTEP}
     job.start(1, steps=14, config=config, at={"4": [["gate", gate]]})
-    for name, value in job.environment(0).items():
-        if name.startswith("MEND_"):
-            monkeypatch.setenv(name, value)
+    be_rack_0(job, monkeypatch)
     model, optimizer = fresh()
     before = signal.signal(signal.SIGALRM, handler)
     try:
@@ -522,14 +506,10 @@ def test_an_exception_of_a_handler_in_the_shutdown_ends_the_rack(
     job = jobs()
     gate = job.gate()
     job.start(1, steps=8, config=REFERENCE, at={"4": [["gate", gate]]})
-    for name, value in job.environment(0).items():
-        if name.startswith("MEND_"):
-            monkeypatch.setenv(name, value)
+    be_rack_0(job, monkeypatch)
     model, optimizer = fresh()
     runtime = mend.mend_init(model, mend.MendConfig(**REFERENCE), optimizer)
-    for step in range(1, 9):
-        backward(model, step)
-        optimizer.step()
+    make_steps(model, optimizer, 1, 8)
     rank = runtime._rank
     assert isinstance(rank, LiveRank)
     leaves = raised_when(lambda: rank.rank.rank_machine.leaving, signal.SIGINT)
@@ -548,9 +528,7 @@ def test_the_quick_start_of_tsugi_mend_runs_as_it_is(jobs: Jobs) -> None:
     """It asks for four learners, so the job has four racks, and merges all four as long as all
     train."""
     job = jobs(4)
-    for rack in range(4):
-        job.start(rack, script="tests.process.quickstart")
-    job.finish()
+    job.run(script="tests.process.quickstart")
     told = [job.told(rack) for rack in range(4)]
     for each in told:
         assert each["status"]["step"] == 140

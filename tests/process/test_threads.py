@@ -26,7 +26,7 @@ from mend.errors import GaveUp, MendError
 from mend.events.base import LoggedEvent
 from mend.events.kinds import ProtocolFault, ValuesRecorded
 from tests.process import train
-from tests.process.conftest import Configure, Jobs, mend_threads
+from tests.process.conftest import Configure, Jobs, be_rack_0, mend_threads
 from tests.process.racks import LIMIT_S, until
 
 EVENTS = "events-rack0-rank0.jsonl"
@@ -78,7 +78,7 @@ def on_recorder(last: Last) -> None:
             return ValuesRecorded(1, 1, 1, {"loss": 1.0})
 
     assert last.rank.recorder._file is not None
-    last.rank.recorder._file.put(Line())  # type: ignore[arg-type]
+    last.rank.recorder._file.put(Line())
 
 
 def on_tape(last: Last) -> None:
@@ -90,7 +90,7 @@ def on_tape(last: Last) -> None:
             return iter(())
 
     assert last.rank.tape is not None
-    last.rank.tape._waiting.append(Entry())  # type: ignore[arg-type]
+    last.rank.tape._waiting.append(Entry())
 
 
 def on_log(last: Last) -> None:
@@ -138,11 +138,8 @@ def test_the_end_does_not_wait_for_ever_for_a_job_and_says_what_is_left(
     alone: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(io_loop_module, "WORK_CLOSE_S", 0.05)
-    last, begun, release = (
-        Last(alone(diagnostics_dir=tmp_path)),
-        threading.Event(),
-        threading.Event(),
-    )
+    begun, release = threading.Event(), threading.Event()
+    last = Last(alone(diagnostics_dir=tmp_path))
 
     def long() -> None:
         begun.set()
@@ -346,9 +343,7 @@ def test_many_threads_look_while_racks_train(jobs: Jobs, monkeypatch: pytest.Mon
     job = jobs()
     config = {"fragments": 3, "sync_period_steps": 8, "overlap_steps": 2, "grace_window_ms": 0}
     job.start(1, steps=120, config=config)
-    for name, value in job.environment(0).items():
-        if name.startswith("MEND_"):
-            monkeypatch.setenv(name, value)
+    be_rack_0(job, monkeypatch)
     model = train.build("plain", 0)
     optimizer = train.optimizer_of(model)
     over, failures = threading.Event(), list[BaseException]()
@@ -393,9 +388,7 @@ def test_abort_from_another_thread_wakes_the_one_that_waits(jobs: Jobs, monkeypa
     job = jobs()
     config = {**LOCKSTEP, "fragments": 1, "wait_timeout_s": 600}
     job.start(1, steps=12, config=config, at={"2": [["gate", job.gate()]]})
-    for name, value in job.environment(0).items():
-        if name.startswith("MEND_"):
-            monkeypatch.setenv(name, value)
+    be_rack_0(job, monkeypatch)
     model = train.build("plain", 0)
     optimizer = train.optimizer_of(model)
     runtime = mend.mend_init(model, mend.MendConfig(**config), optimizer)
@@ -403,10 +396,7 @@ def test_abort_from_another_thread_wakes_the_one_that_waits(jobs: Jobs, monkeypa
 
     def steps() -> None:
         try:
-            for step in range(1, 13):
-                optimizer.zero_grad()
-                train.loss_of(model, 0, 0, step).backward()
-                optimizer.step()
+            train.make_steps(model, optimizer, 1, 12)
         except MendError as error:
             failures.append(str(error))
 

@@ -20,19 +20,16 @@ from mend.engine.hooks.uncounted_writes import SIGNS_MAX
 from mend.errors import NotMerged, UsageError
 from tests.process import train
 from tests.process.conftest import Configure
-from tests.process.train import backward, fresh
+from tests.process.train import backward, fresh, make_steps
 
 STEPS = 20
 
 
 def run(model: nn.Module, optimizer: Any, first: int = 1, last: int = STEPS) -> None:
-    for step in range(first, last + 1):
-        backward(model, step)
-        optimizer.step()
+    make_steps(model, optimizer, first, last)
 
 
-def bits(model: nn.Module) -> dict[str, list[int]]:
-    return train.weights(model)
+bits = train.weights
 
 
 def alike(model: nn.Module, other: nn.Module) -> bool:
@@ -60,6 +57,15 @@ def write_in_place(parameter: nn.Parameter) -> None:
 def write_behind_the_scenes(parameter: nn.Parameter) -> None:
     parameter.data = parameter.data  # as FSDP1 and DeepSpeed do
     parameter.data.sub_(0.05 * parameter.grad)
+
+
+def run_unseen(
+    model: nn.Module, first: int, write: Callable[[nn.Parameter], None] = write_in_place
+) -> None:
+    for step in range(first, STEPS + 1):
+        backward(model, step)
+        for parameter in model.parameters():
+            write(parameter)
 
 
 # -------------------------------------------------------------- which optimizer steps
@@ -186,7 +192,7 @@ def test_other_models_train_beside_it_unseen(alone: Configure) -> None:
 def test_something_that_is_no_optimizer_is_refused(alone: Configure) -> None:
     model, _ = fresh()
     with pytest.raises(UsageError, match=r"Linear\): it has no param_groups"):
-        mend.mend_init(model, alone(), nn.Linear(1, 1))  # type: ignore[arg-type]
+        mend.mend_init(model, alone(), nn.Linear(1, 1))
 
 
 class Plain(torch.optim.Optimizer):
@@ -250,7 +256,7 @@ def in_backward(model: nn.Module) -> None:
     optimizers = {p: torch.optim.SGD([p], lr=0.05) for p in model.parameters()}
 
     def step(parameter: torch.Tensor) -> None:
-        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].step()
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step)
@@ -322,10 +328,7 @@ def test_steps_that_nobody_counted_are_kept_and_refused(
 
     def train_unseen() -> None:
         with mend.session(model, alone()):
-            for step in range(1, STEPS + 1):
-                backward(model, step)
-                for parameter in model.parameters():
-                    write(parameter)
+            run_unseen(model, 1, write)
             told.append((mend.get_runtime(model), bits(model)))
 
     told: list[tuple[mend.Runtime, dict[str, list[int]]]] = []
@@ -340,10 +343,7 @@ def test_steps_that_nobody_counted_are_kept_and_refused(
 def test_shutdown_itself_returns_so_that_the_script_can_save(alone: Configure) -> None:
     model, _ = fresh()
     mend.mend_init(model, alone())
-    for step in range(1, STEPS + 1):
-        backward(model, step)
-        for parameter in model.parameters():
-            write_in_place(parameter)
+    run_unseen(model, 1)
     moved = bits(model)
     status = ended(model)
     assert status.outcome == "uncounted"
@@ -358,10 +358,7 @@ def test_steps_that_are_no_longer_counted_are_kept(alone: Configure, apply_mode:
     half = {"outer_lr": 0.5, "outer_optimizer_momentum": 0.0, "outer_ramp_rounds": 0}
     mend.mend_init(model, alone(apply_mode=apply_mode, **half), optimizer)
     run(model, optimizer, 1, 5)  # the offer of step 4 is open
-    for step in range(6, STEPS + 1):
-        backward(model, step)
-        for parameter in model.parameters():
-            write_in_place(parameter)
+    run_unseen(model, 6)
     moved = bits(model)
     status = ended(model)
     assert (status.step, status.outcome) == (5, "uncounted")
@@ -495,16 +492,20 @@ def test_weights_that_the_anchor_replaces_for_a_while_are_back_to_the_bit(
 # -------------------------------------------------------------- parameters that come later
 
 
+def unfrozen_after_step_3(config: mend.MendConfig) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model, optimizer = fresh("tied")
+    mend.mend_init(model, config, optimizer)
+    run(model, optimizer, 1, 3)
+    model.frozen.requires_grad_(True)
+    optimizer.add_param_group({"params": list(model.frozen.parameters())})
+    return model, optimizer
+
+
 def test_a_parameter_that_is_unfrozen_later_is_refused_at_the_next_capture(
     alone: Configure,
 ) -> None:
     """Racks ended with different bits while the merged share said 100 %."""
-    model = train.build("tied", 0)
-    optimizer = train.optimizer_of(model)
-    mend.mend_init(model, alone(), optimizer)
-    run(model, optimizer, 1, 3)
-    model.frozen.requires_grad_(True)  # type: ignore[union-attr, operator]
-    optimizer.add_param_group({"params": list(model.frozen.parameters())})  # type: ignore[union-attr]
+    model, optimizer = unfrozen_after_step_3(alone())
     with pytest.raises(UsageError, match=r"frozen\.weight and 1 more became trainable"):
         run(model, optimizer, 4, STEPS)
     moved = bits(model)
@@ -514,12 +515,7 @@ def test_a_parameter_that_is_unfrozen_later_is_refused_at_the_next_capture(
 
 
 def test_exchange_frozen_takes_them_along(alone: Configure) -> None:
-    model = train.build("tied", 0)
-    optimizer = train.optimizer_of(model)
-    mend.mend_init(model, alone(exchange_frozen=True), optimizer)
-    run(model, optimizer, 1, 3)
-    model.frozen.requires_grad_(True)  # type: ignore[union-attr, operator]
-    optimizer.add_param_group({"params": list(model.frozen.parameters())})  # type: ignore[union-attr]
+    model, optimizer = unfrozen_after_step_3(alone(exchange_frozen=True))
     run(model, optimizer, 4, STEPS)
     status = ended(model)
     assert status.outcome == "merged"
@@ -571,6 +567,6 @@ def test_a_model_that_mend_does_not_train_is_refused_while_it_trains_another(
         with pytest.raises(UsageError, match="shares no parameter with the model"):
             mend.mend_shutdown(train.build("plain", 1))
         with pytest.raises(UsageError, match="got a SGD"):
-            mend.mend_shutdown(optimizer)  # type: ignore[arg-type]
+            mend.mend_shutdown(optimizer)
         run(model, optimizer, 1, 9)
     assert mend.mend_shutdown(train.build("plain", 1)) is None

@@ -255,6 +255,12 @@ def backward(model: nn.Module, step: int) -> None:
     loss_of(model, 0, 0, step).backward()
 
 
+def make_steps(model: nn.Module, optimizer: Any, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        backward(model, step)
+        optimizer.step()
+
+
 def multiply(products: int) -> None:
     """Arithmetic that no bit of training depends on."""
     if products:
@@ -352,8 +358,7 @@ class Acts:
 
     def gate(self, path: str) -> None:
         """Wait for the test, which makes the file."""
-        while not Path(path).exists():
-            time.sleep(0.005)
+        injected.await_file(path)
 
     def hear(self, fragment: int) -> None:
         """Wait until this rank knows that a round of the fragment is open."""
@@ -559,6 +564,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
     import mend
     import mend.errors
 
+    expect_warnings()
     injected.prepare()
     rack, rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
     model = build(options.model, rack if options.seed is None else options.seed)
@@ -621,10 +627,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
         if "runtime" in locals():
             result["status"] = seen(runtime.status())
         result["threads"] = mend_threads()
-    if torch.distributed.is_initialized():
-        if options.parallel not in ("none", "ddp"):
-            torch.distributed.barrier()  # see examples/fsdp2.py
-        torch.distributed.destroy_process_group()
+    leave_group()
 
 
 def steps_of(options: Options, runtime: Any) -> Iterator[int]:
@@ -648,9 +651,8 @@ def resumed(
     if options.dcp:
         return {"resume": load_dcp(f"{options.resume}/rack-{rack}", wrapped, optimizer)}
     found = mend.newest_checkpoint(options.resume) or options.resume
-    model = wrapped.module if isinstance(wrapped, nn.parallel.DistributedDataParallel) else wrapped
     path = Path(found) / f"rack-{rack}"
-    (load_resharded if options.reshard else load)(path, model, optimizer)
+    (load_resharded if options.reshard else load)(path, bare(wrapped), optimizer)
     return {"resume": found}
 
 
@@ -693,8 +695,8 @@ def save(
     now."""
     if full:
         raise OSError(28, "No space left on device", "script.pt")
-    while gate and not Path(gate).exists():
-        time.sleep(0.005)
+    if gate:
+        injected.await_file(gate)
     rank = os.environ.get("RANK", "0")
     state = state or state_of(model, optimizer)
     torch.save(state, folder / f"script-{rank}.pt")
@@ -795,18 +797,34 @@ def told(path: str) -> Iterator[dict[str, Any]]:
         out.with_suffix(".part").rename(out)
 
 
-def main() -> None:
-    warnings.simplefilter("error")
+def expect_warnings() -> None:
     # Of torch, about the output of its own RowwiseParallel; nothing here works in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     # A rack of one rank saves and loads as it does.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
     # True of topk and powersgd, which are tried here all the same; the log has it.
     warnings.filterwarnings("default", message=".* raised the loss by .* from random weights")
+
+
+def run_script(kind: Callable[..., Any], run: Callable[[Any, dict[str, Any]], None]) -> None:
+    """The main program of a script: the command line has the options of this `kind`, as JSON, and
+    `run` puts the result of this rank into a dict."""
+    warnings.simplefilter("error")
     torch.set_num_threads(1)
-    options = Options(**json.loads(sys.argv[1]))
+    options = kind(**json.loads(sys.argv[1]))
     with told(options.out) as result:
         run(options, result)
+
+
+def leave_group() -> None:
+    """Of the ranks of this rack, if there is one."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # see examples/fsdp2.py
+        torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    run_script(Options, run)
 
 
 if __name__ == "__main__":

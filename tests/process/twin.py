@@ -8,11 +8,8 @@ made here, from what `state_dict` says, without mend.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -212,9 +209,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
         states[str(step)] = training.standing()
     result["status"] = train.seen(runtime.status())
     result["weights"] = train.weights(model)
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    train.leave_group()
 
 
 def save(model: nn.Module, optimizers: Made, folder: Path) -> None:
@@ -229,13 +224,5 @@ def load(folder: Path, model: nn.Module, optimizers: Made) -> None:
         optimizer.load_state_dict(state)
 
 
-def main() -> None:
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    options = Options(**json.loads(sys.argv[1]))
-    with train.told(options.out) as result:
-        run(options, result)
-
-
 if __name__ == "__main__":
-    main()
+    train.run_script(Options, run)

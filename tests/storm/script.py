@@ -112,10 +112,7 @@ class Training:
                     self._cut(f"cut-{now}")
             self._await_cut()
         self._write("end", weights=hash_of(self._model))
-        if torch.distributed.is_initialized():
-            if self._told["parallel"] != "ddp":
-                torch.distributed.barrier()  # see examples/fsdp2.py
-            torch.distributed.destroy_process_group()
+        train.leave_group()
 
     def _write(self, kind: str, **more: Any) -> None:
         status = seen(self._runtime.status())

@@ -102,7 +102,7 @@ def go_on(storm: Storm, began_ns: int) -> None:
     seen = max(storm.versions(rack) for rack in storm.shape.alive)
     for rack in storm.shape.alive:
         storm.until(
-            lambda rack=rack: storm.versions(rack) > seen,  # type: ignore[misc]
+            lambda rack=rack: storm.versions(rack) > seen,
             f"rack {rack} has more than {seen} merges",
         )
 

@@ -32,9 +32,15 @@ def agree(results: list[Result]) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Result]:
-    """What racks of one rank came to, by model."""
-    return {}
+def alone() -> list[Result]:
+    """What racks of one rank came to, once it was asked for."""
+    return []
+
+
+def of_one_rank(jobs: Jobs, alone: list[Result]) -> Result:
+    if not alone:
+        alone.extend(jobs(ranks=1).run(steps=STEPS, config=CONFIG))
+    return alone[0]
 
 
 @pytest.mark.parametrize(
@@ -50,16 +56,15 @@ def alone() -> dict[str, Result]:
     ids=str,
 )
 def test_however_a_rack_is_cut_the_bits_are_those_of_one_rank(
-    jobs: Jobs, alone: dict[str, Result], ranks: int, parallel: str
+    jobs: Jobs, alone: list[Result], ranks: int, parallel: str
 ) -> None:
     """Three rows over four ranks leave one of them with nothing, over two with an uneven pair."""
-    if not alone:
-        alone["plain"] = jobs(ranks=1).run(steps=STEPS, config=CONFIG)[0]
+    expected = of_one_rank(jobs, alone)
     results = run(jobs, ranks, parallel)
     agree(results)
-    assert results[0].weights == alone["plain"].weights
+    assert results[0].weights == expected.weights
     assert len(results[0].commits[0]["digests"]) == ranks
-    assert len(results[0].merges) == len(alone["plain"].merges)
+    assert len(results[0].merges) == len(expected.merges)
 
 
 @pytest.mark.slow
@@ -69,18 +74,16 @@ def test_tensor_parallel_layers_with_shards_of_them(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("parallel", ["fsdp2", "fsdp2-keep"])
 def test_an_evaluation_between_the_steps_changes_nothing_and_sees_the_merged_weights(
-    jobs: Jobs, alone: dict[str, Result], parallel: str
+    jobs: Jobs, alone: list[Result], parallel: str
 ) -> None:
     """It leaves the root gathered (kept: every layer): what is written to shards then is not what
     the next forward pass sees, unless the root lets go."""
-    if not alone:
-        alone["plain"] = jobs(ranks=1).run(steps=STEPS, config=CONFIG)[0]
-    job = jobs(ranks=2)
+    expected, job = of_one_rank(jobs, alone), jobs(ranks=2)
     at = {str(step): [["evaluate"]] for step in range(1, STEPS + 1)}
     at |= {str(STEPS): [["merged_loss"]], "end": [["evaluate"]]}
     results = job.run(steps=STEPS, config=CONFIG, parallel=parallel, same_data=True, at=at)
     agree(results)
-    assert results[0].weights == alone["plain"].weights
+    assert results[0].weights == expected.weights
     for rack in range(2):
         told = job.told(rack)
         seen, once_dropped = told["merged_losses"]

@@ -107,7 +107,7 @@ class Pair:
 
         for rack, word in zip(self.racks, words, strict=True):
             until(
-                lambda rack=rack, word=word: rack.process.code is not None or known(rack, word),  # type: ignore[misc]
+                lambda rack=rack, word=word: rack.process.code is not None or known(rack, word),
                 f"it hears {word}",
             )
         self.gate.touch()
@@ -139,7 +139,7 @@ def test_two_racks_that_are_both_rack_1_are_told(
         assert "compare MEND_RACK and the order of sideband_peers" in said
 
 
-def test_the_ranks_of_a_rack_are_source_their_first_one(
+def test_ranks_of_a_rack_get_addresses_from_their_first_one(
     nursery: Nursery, tmp_path: Path, two: list[str], free_ports: Callable[[int], list[int]]
 ) -> None:
     racks = []

@@ -195,23 +195,21 @@ def failing(job: Job, **options: Any) -> list[tuple[str, str]]:
     return [error for rack in range(job.racks) for error in job.errors(rack)]
 
 
-def test_stages_that_name_their_layers_alike_are_refused_by_name(jobs: Jobs) -> None:
-    """The norms of two blocks are equal at first: they would pass for replicas."""
-    for kind, text in failing(jobs(ranks=2), layout="local"):
-        assert kind == "ConfigError"
-        assert "blocks.0.norm.weight" in text
-        assert "ranks 0, 1 of this rack" in text
-
-
-def test_parts_that_began_alike_and_train_apart_are_refused_before_anything_is_merged(
-    jobs: Jobs,
+@pytest.mark.parametrize(
+    ("layout", "error", "parameter", "ranks"),
+    [
+        ("local", "ConfigError", "blocks.0.norm.weight", "0, 1"),
+        ("alike", "UsageError", "enter.weight", "0 and 1"),
+    ],
+)
+def test_parts_under_one_name_that_are_no_replicas_are_refused_before_anything_is_merged(
+    jobs: Jobs, layout: str, error: str, parameter: str, ranks: str
 ) -> None:
-    """Stages of one structure, made from one seed, under one name: at first they pass for
-    replicas."""
-    for kind, text in failing(jobs(ranks=2), layout="alike", steps=STEPS):
-        assert kind == "UsageError"
-        assert "enter.weight" in text
-        assert "ranks 0 and 1 of this rack" in text
+    """Where two blocks begin with equal norms, or whole stages alike, they would pass for them."""
+    for kind, text in failing(jobs(ranks=2), layout=layout, steps=STEPS):
+        assert kind == error
+        assert parameter in text
+        assert f"ranks {ranks} of this rack" in text
 
 
 def test_a_parameter_that_one_rack_lacks_is_refused_by_name(jobs: Jobs) -> None:

@@ -38,8 +38,8 @@ class Gated:
     def ended(self) -> None:
         for rack, words in self.said.items():
             until(
-                lambda rack=rack, words=words: self._has_said(rack, words),  # type: ignore[misc]
-                lambda rack=rack, words=words: f"rack {rack} says {words}\n{self.job.stacks()}",  # type: ignore[misc]
+                lambda rack=rack, words=words: self._has_said(rack, words),
+                lambda rack=rack, words=words: f"rack {rack} says {words}\n{self.job.stacks()}",
             )
         Path(self.job.gate("start")).touch()
         for rack, words in self.said.items():
@@ -49,6 +49,18 @@ class Gated:
     def _has_said(self, rack: int, words: list[str]) -> bool:
         waits = [str(event["for"]) for event in self.job.events(rack, kind="waiting")]
         return any(all(word in wait for word in words) for wait in waits)
+
+
+UNSEEN = {"MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0", "MEND_DIAGNOSTICS_DIR": ""}
+"""Of a second process of a rack: another address, and no files, which are those of the first."""
+
+
+def second(job: Job, name: str, env: dict[str, str] | None = None, **options: Any) -> Forked:
+    """A second process of rack 1."""
+    told = {"config": CONFIG, **options}
+    started = job.start(1, name=name, env={**UNSEEN, **(env or {})}, **told)
+    assert isinstance(started, Forked)
+    return started
 
 
 def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str:
@@ -67,10 +79,7 @@ def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str
     [
         ({"model": "unbiased"}, "param 2.bias is absent there and not here"),
         ({"model": "bfloat16"}, "param 0.weight is 10x6 bfloat16 0 there and not here"),
-        (
-            {"config": {**CONFIG, "outer_lr": 0.5}},
-            "outer_lr is 0.5 there and not here",
-        ),
+        ({"config": {**CONFIG, "outer_lr": 0.5}}, "outer_lr is 0.5 there and not here"),
         ({"config": {**CONFIG, "overlap_steps": 1}}, ": overlap_steps is 1 there and not here"),
         (
             {"config": {**CONFIG, "stall_max_s": 0.3}},
@@ -120,17 +129,27 @@ def test_racks_that_speak_two_wire_formats_both_say_so(jobs: Jobs, witness: bool
         assert job.witness_event("refused", rack=1)["cause"] == "version"
 
 
-def test_a_rack_of_another_wire_format_does_not_move_a_running_job(job: Job) -> None:
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "another live process says it is rack 1"),
+        (
+            {"script": "tests.process.stranger", "env": {"OTHER_WIRE": "1"}},
+            f"rack 0 speaks wire version {VERSION}",
+        ),
+    ],
+    ids=["alike", "another wire format"],
+)
+def test_a_second_process_of_a_rack_does_not_move_a_running_job(
+    job: Job, options: dict[str, Any], why: str
+) -> None:
+    """The first one stays, and trains to its end."""
     config = {**CONFIG, "sideband_heartbeat_ms": 20}
     for rack in range(2):
         job.start(rack, config=config, at={"2": [["gate", job.gate()]]})
     job.event(0, "genesis")
-    env = {"MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0", "MEND_DIAGNOSTICS_DIR": "", "OTHER_WIRE": "1"}
-    script = "tests.process.stranger"
-    late = job.start(1, name="late", config=config, env=env, script=script)
-    assert isinstance(late, Forked)
-    assert late.wait() == 1
-    refused(job, 1, "Refused", f"rack 0 speaks wire version {VERSION}", name="late")
+    assert second(job, "late", config=config, **options).wait() == 1
+    refused(job, 1, "Refused", why, name="late")
     Path(job.gate()).touch()
     job.finish(0, 1)
 
@@ -150,32 +169,13 @@ def test_a_rack_that_waits_for_a_refused_one_hears_why(job: Job) -> None:
     job.processes[0].kill()
 
 
-def test_a_second_rack_of_the_same_number_is_refused(job: Job) -> None:
-    """The first one stays, and trains when the real rack 1 comes."""
-    config = {**CONFIG, "sideband_heartbeat_ms": 20}
-    job.start(0, config=config)
-    job.start(1, config=config, at={"2": [["gate", job.gate()]]})
-    job.event(0, "genesis")
-    double = {"MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0", "MEND_DIAGNOSTICS_DIR": ""}
-    late = job.start(1, name="double", config=config, env=double)
-    assert isinstance(late, Forked)
-    assert late.wait() == 1
-    refused(job, 1, "Refused", "another live process says it is rack 1", name="double")
-    Path(job.gate()).touch()
-    job.finish(0, 1)
-
-
 def test_a_live_rack_of_the_same_number_keeps_its_place_before_the_start(jobs: Jobs) -> None:
     job = jobs(witness=True)
-    config = CONFIG
-    job.start(1, config=config)
+    job.start(1, config=CONFIG)
     job.witness_event("hello", rack=1)
-    double = {"MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0", "MEND_DIAGNOSTICS_DIR": ""}
-    other = job.start(1, name="double", config=config, env=double)
-    assert isinstance(other, Forked)
-    assert other.wait() == 1
+    assert second(job, "double").wait() == 1
     refused(job, 1, "Refused", "another live process says it is rack 1", name="double")
-    job.start(0, config=config)
+    job.start(0, config=CONFIG)
     job.finish(0, 1)
 
 
@@ -184,14 +184,8 @@ def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
     gate = job.gate()
     job.start(0, config=CONFIG, at={"3": [["gate", gate]]})
     job.event(0, "hello", rack=0)  # it listens
-    elsewhere = {
-        "MEND_JOB_ID": "another",
-        "MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0",
-        "MEND_DIAGNOSTICS_DIR": "",
-        START_GATE: job.gate("start"),
-    }
-    stranger = job.start(1, name="stranger", config=CONFIG, env=elsewhere)
-    assert isinstance(stranger, Forked)
+    env = {"MEND_JOB_ID": "another", START_GATE: job.gate("start")}
+    stranger = second(job, "stranger", env)
     job.event(0, "other-job")
     Path(job.gate("start")).touch()
     assert stranger.wait() == 1

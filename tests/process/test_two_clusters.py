@@ -38,10 +38,14 @@ def ip(*words: str, check: bool = True) -> None:
     subprocess.run(["ip", *words], check=check, capture_output=True)
 
 
+Site = tuple[str, str, str]
+"""Namespace of a cluster, its address, the border's address there."""
+
+
 @contextlib.contextmanager
-def clusters() -> Iterator[list[tuple[str, str, str]]]:
-    """(namespace, its address, the border's address there) of two networks without a route to each
-    other: each reaches its border, and the border reaches both."""
+def clusters() -> Iterator[list[Site]]:
+    """Two networks without a route to each other: each reaches its border, and the border reaches
+    both."""
     made, links, tag = [], list[str](), os.getpid() % 10_000
     try:
         for number in range(2):
@@ -76,24 +80,38 @@ def proxy(host: str, log: Path) -> Iterator[None]:
         running.wait()
 
 
+def proxies(stack: contextlib.ExitStack, sites: list[Site], folder: Path) -> list[Path]:
+    """Of all borders; returns their logs."""
+    logs = [folder / f"proxy{rack}.txt" for rack in range(len(sites))]
+    for (_, _, border), log in zip(sites, logs, strict=True):
+        stack.enter_context(proxy(border, log))
+    return logs
+
+
+def job_over(
+    stack: contextlib.ExitStack, nursery: Nursery, folder: Path, sites: list[Site], **options: Any
+) -> Job:
+    """A rack in each cluster, and a witness, if there is one, in the first."""
+    create(folder / "key", (bytes(range(32)),))
+    job = Job(
+        nursery, folder, [PORT, PORT, 21899, 29500, 29501], name="clusters", torchrun=False,
+        key_file=folder / "key", sites=[site[:2] for site in (*sites, sites[0])],
+        **{"racks": 2, "ranks": 1, "witness": False, **options},
+    )  # fmt: skip
+    stack.callback(job.close)
+    return job
+
+
 @needs_namespaces
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_racks_of_two_clusters_meet_through_a_socks_proxy(
     nursery: Nursery, tmp_path: Path, ranks: int
 ) -> None:
     """Every rank's data port had to be reachable from the other cluster; now the proxy's has."""
-    create(tmp_path / "key", (bytes(range(32)),))
     with contextlib.ExitStack() as stack:
         sites = stack.enter_context(clusters())
-        logs = [tmp_path / f"proxy{rack}.txt" for rack in range(2)]
-        for (_, _, border), log in zip(sites, logs, strict=True):
-            stack.enter_context(proxy(border, log))
-        job = Job(
-            nursery, tmp_path, [21900, 21900, 21899, 29500, 29501], racks=2, ranks=ranks,
-            witness=False, name="clusters", torchrun=False, key_file=tmp_path / "key",
-            sites=[*((name, address) for name, address, _ in sites), ("", "")],
-        )  # fmt: skip
-        stack.callback(job.close)
+        logs = proxies(stack, sites, tmp_path)
+        job = job_over(stack, nursery, tmp_path, sites, ranks=ranks)
         for rack, (_, _, border) in enumerate(sites):
             env = {
                 "MEND_SOCKS_PROXY": f"tcp://{border}:{PROXY_PORT}",
@@ -113,7 +131,7 @@ def test_racks_of_two_clusters_meet_through_a_socks_proxy(
 
 
 @contextlib.contextmanager
-def second_host(cluster: tuple[str, str, str]) -> Iterator[tuple[str, str, dict[str, str]]]:
+def second_host(cluster: Site) -> Iterator[tuple[str, str, dict[str, str]]]:
     """(its namespace, the first host's address inside the cluster, settings of ranks of both) of
     another host of a cluster: it reaches the border, and the border's proxy must not need it."""
     name, tag = cluster[0] + "b", os.getpid() % 10_000
@@ -147,18 +165,10 @@ class TwoClusters:
     ) -> None:
         self._config = {**CONFIG, **config}
         self.ports = f"{PORT}-{PORT}"
-        create(folder / "key", (bytes(range(32)),))
         self.sites = stack.enter_context(clusters())
         self._second, _, self._inside = stack.enter_context(second_host(self.sites[1]))
-        self._logs = [folder / f"proxy{rack}.txt" for rack in range(2)]
-        for (_, _, border), log in zip(self.sites, self._logs, strict=True):
-            stack.enter_context(proxy(border, log))
-        self.job = Job(
-            nursery, folder, [PORT, PORT, 21899, 29500, 29501], racks=2, ranks=2, witness=False,
-            name="clusters", torchrun=False, key_file=folder / "key",
-            sites=[*((name, address) for name, address, _ in self.sites), ("", "")],
-        )  # fmt: skip
-        stack.callback(self.job.close)
+        self._logs = proxies(stack, self.sites, folder)
+        self.job = job_over(stack, nursery, folder, self.sites, ranks=2)
 
     def start(self, rack: int, **options: Any) -> None:
         name, address, border = self.sites[rack]
@@ -283,28 +293,21 @@ def test_witness_and_top_reach_the_other_cluster_through_the_proxy(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     """Both had to run where they reach all racks without one."""
-    create(tmp_path / "key", (bytes(range(32)),))
     with contextlib.ExitStack() as stack:
         sites = stack.enter_context(clusters())
-        proxies = [f"tcp://{border}:{PROXY_PORT}" for _, _, border in sites]
-        for rack, (_, _, border) in enumerate(sites):
-            stack.enter_context(proxy(border, tmp_path / f"proxy{rack}.txt"))
-        job = Job(
-            nursery, tmp_path, [PORT, PORT, 21899], racks=2, ranks=1, witness=True,
-            name="clusters", torchrun=False, key_file=tmp_path / "key",
-            sites=[(name, address) for name, address, _ in (*sites, sites[0])],
-            settings={"MEND_SOCKS_PROXY": proxies[0]},
-        )  # fmt: skip
-        stack.callback(job.close)
+        proxies(stack, sites, tmp_path)
+        borders = [f"tcp://{border}:{PROXY_PORT}" for _, _, border in sites]
+        settings = {"MEND_SOCKS_PROXY": borders[0]}
+        job = job_over(stack, nursery, tmp_path, sites, witness=True, settings=settings)
         for rack in range(2):
             told = [["touch", job.gate(f"there{rack}")], ["gate", job.gate()]]
-            own = {"MEND_SOCKS_PROXY": proxies[rack], "MEND_DATA_PORTS": f"{PORT}-{PORT}"}
+            own = {"MEND_SOCKS_PROXY": borders[rack], "MEND_DATA_PORTS": f"{PORT}-{PORT}"}
             job.start(rack, config=CONFIG, steps=16, at={"12": told}, env=own)
         for rack in range(2):
             until(Path(job.gate(f"there{rack}")).exists, lambda: f"rack trains\n{job.stacks()}")
         asks = ["mend.tools", "top", "--once", "--json", "--wait", "60", job.addresses[1]]
         seen = Forked(
-            nursery, asks, environment(MEND_SOCKS_PROXY=proxies[0], **job.keyed()),
+            nursery, asks, environment(**settings, **job.keyed()),
             tmp_path / "top.txt", namespace=sites[0][0],
         )  # fmt: skip
         assert seen.wait() == 0
@@ -326,8 +329,8 @@ def test_doctors_of_two_clusters_look_at_each_other_through_the_proxy(
         sites = stack.enter_context(clusters())
         peers = ",".join(f"tcp://{address}:{PORT}" for _, address, _ in sites)
         doctors = []
+        proxies(stack, sites, tmp_path)
         for rack, (name, address, border) in enumerate(sites):
-            stack.enter_context(proxy(border, tmp_path / f"proxy{rack}.txt"))
             env = environment(
                 MEND_RACK=str(rack), MEND_RACKS="2", MEND_JOB_ID="clinic",
                 MEND_SIDEBAND_PEERS=peers, MEND_SIDEBAND_ADDR=f"tcp://{address}:{PORT}",
@@ -353,16 +356,10 @@ def test_racks_of_two_clusters_without_the_proxy_do_not_meet(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     """Or the test above would show nothing."""
-    create(tmp_path / "key", (bytes(range(32)),))
-    with clusters() as sites:
-        job = Job(
-            nursery, tmp_path, [21900, 21900, 21899], racks=2, ranks=1, witness=False,
-            name="clusters", torchrun=False, key_file=tmp_path / "key",
-            sites=[*((name, address) for name, address, _ in sites), ("", "")],
-        )  # fmt: skip
-        with contextlib.closing(job):
-            for rack in range(2):
-                job.start(rack, config={**CONFIG, "start_timeout_s": 2}, steps=4)
-            for rack in range(2):
-                assert job.ended(rack) == 1
-                assert job.result(rack).error[0] == "StartTimeout"
+    with contextlib.ExitStack() as stack:
+        job = job_over(stack, nursery, tmp_path, stack.enter_context(clusters()))
+        for rack in range(2):
+            job.start(rack, config={**CONFIG, "start_timeout_s": 2}, steps=4)
+        for rack in range(2):
+            assert job.ended(rack) == 1
+            assert job.result(rack).error[0] == "StartTimeout"

@@ -155,6 +155,17 @@ def test_the_time_of_a_round_is_from_the_own_capture_to_the_decision() -> None:
     assert run.ends().waits.values == [2.0, 2.0]
 
 
+def test_steps_to_an_apply_are_those_of_merged_offers_of_weights_but_the_last() -> None:
+    run = Run()
+    for seq, fate, closing in ((1, "named", False), (2, "dropped", False), (3, "named", True)):
+        captured = {"kind": "captured", "fragment": 0, "seq": seq, "step": 9, "closing": closing}
+        applied = {"kind": "applied", "fragment": 0, "seq": seq, "step": 13, "fate": fate}
+        run.says(0, captured, commit(0, seq, {0: seq}), applied)
+    moments = {"kind": "captured", "fragment": 1, "seq": 1, "step": 9}
+    run.says(0, moments, {"kind": "applied", "fragment": 1, "seq": 1, "step": 29, "fate": "named"})
+    assert run.ends().delays == (1, 4)
+
+
 def test_a_rack_that_starts_again_goes_on_where_it_was() -> None:
     run = Run().says(0, progress(1), progress(40), progress(1), progress(6, last=True))
     facts = run.ends()

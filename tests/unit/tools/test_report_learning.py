@@ -78,6 +78,22 @@ def test_run_without_exchange_of_equal_steps_answers(alone: float, word: str, fi
     assert "cannot be said" in learning(facts, {}, 0.0, shorter)[1]
 
 
+def test_steps_between_capture_and_apply_are_said_with_their_limit() -> None:
+    run = Run().both(progress(1))
+    for seq, step in ((1, 12), (2, 15)):
+        run.both({"kind": "captured", "fragment": 0, "seq": seq, "step": 10})
+        run.both({**commit(0, seq, {0: seq, 1: seq}), "live": 2})
+        run.both({"kind": "applied", "fragment": 0, "seq": seq, "step": step, "fate": "named"})
+    facts = run.both(progress(9)).ends()
+    said = "Racks made 3.5 steps on average between the capture of an offer and the apply"
+    for settings, limit in (
+        ({}, "merge; the"),
+        ({"overlap_steps": 8}, "merge (overlap_steps 8); "),
+    ):
+        (sentence,) = [each for each in learning(facts, settings, 0.0) if said in each]
+        assert limit in sentence
+
+
 def test_values_are_compared_at_equal_tokens_of_the_second_half() -> None:
     run = Run().both(progress(1)).both({**commit(0, 1, {0: 1, 1: 1}), "live": 2})
     for step in range(1, 9):

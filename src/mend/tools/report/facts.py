@@ -155,6 +155,9 @@ class RunFacts:
     none."""
     offered: tuple[int, int] = (0, 0)
     """Bytes of all payloads of a lossy codec, and what they would have been as fp32."""
+    delays: tuple[int, int] = (0, 0)
+    """Offers of weights, without the last ones, whose merge was applied, and the sum of the steps
+    that their racks made meanwhile."""
     residuals: Curve = field(default_factory=Curve)
     """Share of each offer (length over length) that was left for a later one."""
     outer: tuple[float, float] = (0.0, 0.0)
@@ -207,6 +210,8 @@ class Gathering:
         self._loudness: defaultdict[tuple[int, int], Loudness] = defaultdict(Loudness)
         self._pending: dict[tuple[int, int], Bits] = {}
         self._captured: dict[tuple[int, int, int], int] = {}
+        self._open: dict[tuple[int, int], tuple[int, int]] = {}
+        """(rack, fragment) -> (number, step) of its newest offer, unless that is its last one."""
         self._of_kind: dict[type[LoggedEvent], Callable[[RankFacts, int, Any], None]] = {
             kinds.ProcessStarted: self._start,
             kinds.ProtectionChosen: self._protection,
@@ -297,7 +302,7 @@ class Gathering:
         # A rack says how it is protected before its job has a name.
         self.facts = RunFacts(earlier_jobs=earlier, protection=self.facts.protection)
         self._pending, self._captured, self._leaves, self._founded = {}, {}, {}, False
-        self._written = {}
+        self._written, self._open = {}, {}
 
     # -------------------------------------------------------------- training
 
@@ -347,6 +352,8 @@ class Gathering:
     def _capture(self, source: RankFacts, time_ns: int, event: kinds.FragmentCaptured) -> None:
         if source.rank == 0 and len(self._captured) < OPEN_OFFERS_MAX:
             self._captured[source.rack, event.fragment, event.seq] = time_ns
+            if not event.closing:
+                self._open[source.rack, event.fragment] = event.seq, event.step
 
     def _encoded(self, source: RankFacts, time_ns: int, event: kinds.OfferEncoded) -> None:
         if event.moments:
@@ -357,8 +364,14 @@ class Gathering:
         self.facts.residuals.add(0, time_ns, event.residual)
 
     def _applied(self, source: RankFacts, time_ns: int, event: kinds.VersionApplied) -> None:
-        if source.rank == 0 and event.fate == "dropped":
+        if source.rank != 0:
+            return
+        if event.fate == "dropped":
             self._miss(source.rack, "its offer was too old")
+        seq, step = self._open.get((source.rack, event.fragment), (0, 0))
+        if event.fate == "named" and event.seq == seq and event.fragment in self.facts.fragments:
+            count, steps = self.facts.delays
+            self.facts.delays = count + 1, steps + event.step - step
 
     def _still_open(self, source: RankFacts, time_ns: int, event: kinds.OfferStillOpen) -> None:
         if source.rank == 0:

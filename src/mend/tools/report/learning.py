@@ -64,7 +64,7 @@ def learning(
             "runtime.record(held_out=loss) and, inside runtime.anchor_weights(), "
             "runtime.record(held_out_merged=loss)"
         )
-    sentences += _agreed(facts)
+    sentences += [*_delay(facts, settings), *_agreed(facts)]
     worse = any(each.alone is not None and each.ended >= each.alone for each in found)
     return [*sentences, "Change first: " + _first(facts, settings, stall_share, worse=worse)]
 
@@ -131,6 +131,18 @@ def _in_words(found: Compared) -> Iterator[str]:
 
 def _percent(value: float, base: float) -> str:
     return f" ({100 * (value / base - 1):+.1f} %)" if base > 0 else ""
+
+
+def _delay(facts: RunFacts, settings: Mapping[str, object]) -> Iterator[str]:
+    count, steps = facts.delays
+    if not steps:
+        return
+    most = int(_number(settings, "overlap_steps", 0))
+    limit = f" (overlap_steps {most})" if most else ""
+    yield (
+        f"Racks made {steps / count:.1f} steps on average between the capture of an offer and the "
+        f"apply of its merge{limit}; the fewer, the lower the loss"
+    )
 
 
 # ------------------------------------------------------------------ agreement and noise

@@ -588,7 +588,7 @@ class MendConfig:
 
     @property
     def tau(self) -> int:
-        """Steps between capture and apply."""
+        """Most steps between capture and apply before training waits."""
         if self.overlap_steps is not None:
             return self.overlap_steps
         return min(OVERLAP_STEPS_DEFAULT, self.sync_period_steps // 4)

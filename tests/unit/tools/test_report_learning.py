@@ -88,7 +88,8 @@ def test_steps_between_capture_and_apply_are_said_with_their_limit() -> None:
     said = "Racks made 3.5 steps on average between the capture of an offer and the apply"
     for settings, limit in (
         ({}, "merge; the"),
-        ({"overlap_steps": 8}, "merge (overlap_steps 8); "),
+        ({"overlap_steps": 9}, "merge (overlap_steps 9); "),
+        ({"overlap_steps": None, "sync_period_steps": 24}, "merge (overlap_steps 6); "),
     ):
         (sentence,) = [each for each in learning(facts, settings, 0.0) if said in each]
         assert limit in sentence

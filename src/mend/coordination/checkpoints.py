@@ -26,11 +26,11 @@ def barrier_of_rack(ranks: Sequence[RankReport]) -> BarrierState | None:
 
 
 def next_checkpoint(
-    log: LogState, lineage: str, reports: Mapping[int, Report | None], live: frozenset[int]
+    log: LogState, lineage: str, reports: Mapping[int, Report], live: frozenset[int]
 ) -> CheckpointRecord | None:
     """The record that is due, if there is one. `log`: the appended log."""
     policy = require(log.policy, "racks report after the first record")
-    if log.checkpoint is None and not any(report and report.barrier for report in reports.values()):
+    if log.checkpoint is None and not any(report.barrier for report in reports.values()):
         return None
     heard = {rack for rack in log.seats if policy.lockstep or rack in live}
     newest = {rack: reports.get(rack) for rack in sorted(heard)}
@@ -57,13 +57,12 @@ def next_checkpoint(
     return CheckpointRecord(barrier.number, barrier.name, lineage, tuple(asked))
 
 
-def waits(log: LogState, reports: Mapping[int, Report | None]) -> str:
+def waits(log: LogState, reports: Mapping[int, Report]) -> str:
     """Why a checkpoint that a rack asks for is not made yet, or empty."""
     by_name = dict[str, list[int]]()
     missing = list[int]()
     for rack in sorted(log.seats):
-        report = reports.get(rack)
-        barrier = report.barrier if report is not None else None
+        barrier = reports[rack].barrier if rack in reports else None
         (missing if barrier is None else by_name.setdefault(barrier.name, [])).append(rack)
     if not by_name:
         return ""

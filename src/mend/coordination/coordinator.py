@@ -13,21 +13,8 @@ from mend.consensus.acceptor import Acceptor
 from mend.consensus.ballots import ballot_of, number_of
 from mend.consensus.log import Log
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import (
-    TEXT_MAX,
-    AcceptorState,
-    Commit,
-    Drop,
-    Lineage,
-    Offer,
-    Policy,
-)
-from mend.coordination.admission import (
-    Admission,
-    differing_buffers,
-    first_record,
-    first_to_begin,
-)
+from mend.consensus.records import TEXT_MAX, AcceptorState, Commit, Drop, Lineage, Offer, Policy
+from mend.coordination.admission import Admission, differing_buffers, first_record, first_to_begin
 from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.checkpoints import next_checkpoint, waits
 from mend.coordination.donors import copies_of, donors_of
@@ -40,16 +27,7 @@ from mend.coordination.grace import Mean
 from mend.coordination.ladder import Ladder
 from mend.coordination.member_view import Holders, MemberView, view_of
 from mend.coordination.membership import MembershipContext, next_roster, note_liveness
-from mend.coordination.messages import (
-    WHY_MAX,
-    Hello,
-    Orders,
-    Prepare,
-    Reason,
-    Report,
-    Retire,
-    Vote,
-)
+from mend.coordination.messages import WHY_MAX, Hello, Orders, Prepare, Reason, Report, Retire, Vote
 from mend.coordination.pulls import moving_racks, taken_of
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import (
@@ -594,14 +572,15 @@ class Coordinator:
         if self._acts():
             self.ladder.count(self.rounds, self.paces.judged, now_ns)
         log, holders = self.log.committed, self.holders.follow(self.views)
-        around = surroundings(log, self.views, self.offers, live)
-        asked = asked_fragments(self.views, self.offers)
+        reports = self._reports()
+        around = surroundings(log, reports, self.offers, live)
+        asked = asked_fragments(reports, self.offers)
         for round_ in self.rounds:
             if round_.rests(asked):
                 continue
             if round_.fragment in busy or not self.proposer.may_append():
                 continue
-            inputs = inputs_of(round_.fragment, around, log, self.views, self.offers, holders)
+            inputs = inputs_of(round_.fragment, around, log, reports, self.offers, holders)
             commit = round_.advance(inputs, now_ns)
             if commit is None and (due := round_.deadline_ns(inputs)) is not None:
                 self.round_dues.append(due)
@@ -634,8 +613,9 @@ class Coordinator:
         policy = self.log.appended.policy
         return policy is not None and policy.acts
 
-    def _reports(self) -> dict[int, Report | None]:
-        return {rack: view.report for rack, view in self.views.items()}
+    def _reports(self) -> dict[int, Report]:
+        """The newest report of each rack that has sent one."""
+        return {rack: view.report for rack, view in self.views.items() if view.report is not None}
 
     def _live(self, now_ns: int) -> frozenset[int]:
         views, detect_ns = self.views, self.options.detect_ns
@@ -646,7 +626,8 @@ class Coordinator:
         if now_ns >= self.paces.due_ns:
             self.paces.due_ns = now_ns + self.options.heartbeat_ns
             racks = self._live(now_ns) & self.log.committed.seats.keys()
-            effects += self.paces.look({rack: self.views[rack].report for rack in racks})
+            reports = self._reports()
+            effects += self.paces.look({rack: reports[rack] for rack in racks & reports.keys()})
 
     # -------------------------------------------------------------- leaving
 
@@ -724,7 +705,8 @@ class Coordinator:
         settled = settled_versions([self.views[rack].report for rack in live], len(versions))
         expected = range(0 if log.committed.begun else self.options.racks)
         missing = tuple(rack for rack in expected if rack not in self.views)
-        donors = donors_of(log.committed, self._reports(), lively)
+        reports = self._reports()
+        donors = donors_of(log.committed, reports, lively)
         state = Orders(
             serial=0,
             to=0,
@@ -743,14 +725,14 @@ class Coordinator:
             why=self._why(bool(missing), lively),
             slow=self.paces.judged,
             donors=donors,
-            copies=copies_of(log.committed, self._reports(), lively, donors),
+            copies=copies_of(log.committed, reports, lively, donors),
         )
         heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
         views = [view for view in self.views.values() if not view.gone]
         if any(now_ns >= view.sent_ns + heartbeat_ns for view in views):
             # Orders due soon go now, so that all members are visited once.
             heartbeat_ns -= heartbeat_ns // 4
-        moving, taken = moving_racks(log.committed, self.views), taken_of(self.views)
+        moving, taken = moving_racks(log.committed, reports), taken_of(reports)
         for view in views:
             # A restarted witness knows no address, so these orders must contain everything.
             # It gets the end at once, because later no member may be left to send it.
@@ -766,9 +748,9 @@ class Coordinator:
     def _why(self, starting: bool, live: frozenset[int]) -> tuple[Reason, ...]:
         if starting:
             return self.admission.refusals(self.views)
-        reports = {r: report for r, report in self._reports().items() if report is not None}
+        reports = self._reports()
         if unbegun := why_first_version_missing(self.log.committed, reports, live):
             return unbegun
         whys = tuple([Reason(r.why, fragment=r.fragment) for r in self.rounds if r.why])
-        reason = waits(self.log.appended, self._reports())
+        reason = waits(self.log.appended, reports)
         return (Reason(reason[:TEXT_MAX]), *whys)[:WHY_MAX] if reason else whys

@@ -14,7 +14,7 @@ from mend.consensus.log import LogState
 from mend.coordination.messages import Donor, Orders, RankReport, Report, StateCopy
 from mend.types import Member
 
-Reports = Mapping[int, Report | None]
+Reports = Mapping[int, Report]
 
 LEAVES = "it leaves the job, and no other rack trains"
 ALL_JOIN = "every rack of the job joins, and none trains"
@@ -46,8 +46,7 @@ def copies_of(
     for rack in _asking(log, reports, live):
         to = log.seats[rack].member
         if to in named:
-            report = reports[named[to].rack]
-            copies += [c for c in (report.copies if report else ()) if c.to == to][:1]
+            copies += [copy for copy in reports[named[to].rack].copies if copy.to == to][:1]
         else:
             copies += _refusals(log, reports, live, rack)[:1]
     return tuple(copies)
@@ -85,12 +84,11 @@ def copy_for(orders: Orders | None, member: Member) -> StateCopy | None:
 
 def waiting_for_state(reports: Reports) -> frozenset[int]:
     """Joining racks that wait for a donor's state before they train."""
-    return frozenset(r for r, report in reports.items() if report is not None and report.wants)
+    return frozenset(rack for rack, report in reports.items() if report.wants)
 
 
 def _asking(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
-    seated = (rack for rack in sorted(log.seats) if rack in live)
-    return [rack for rack in seated if (report := reports.get(rack)) is not None and report.wants]
+    return [rack for rack in _heard(log, reports, live) if reports[rack].wants]
 
 
 def _refusals(log: LogState, reports: Reports, live: frozenset[int], rack: int) -> list[StateCopy]:
@@ -102,7 +100,7 @@ def _refusals(log: LogState, reports: Reports, live: frozenset[int], rack: int) 
     if rack == _first_of_joining(log, reports, live):
         return [StateCopy(to, to, 0, (), (), ALL_JOIN)]
     leaving = _all_leaving(log, reports)
-    step = max((report.step for r in leaving if (report := reports[r]) is not None), default=0)
+    step = max((reports[r].step for r in leaving), default=0)
     return [StateCopy(to, log.seats[r].member, step, (), (), LEAVES) for r in leaving]
 
 
@@ -112,21 +110,20 @@ def _newcomers(log: LogState) -> frozenset[int]:
 
 def _training(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
     """Live racks that neither leave nor join."""
-    newcomers = _newcomers(log)
-    seated = (rack for rack in sorted(log.seats) if rack in live and rack not in newcomers)
-    return [
-        rack
-        for rack in seated
-        if (report := reports.get(rack)) is not None and not (report.wants or report.leaving)
-    ]
+    racks = set(_heard(log, reports, live)) - _newcomers(log)
+    return sorted(r for r in racks if not (reports[r].wants or reports[r].leaving))
+
+
+def _heard(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
+    """Live racks that have reported, ascending."""
+    return sorted(log.seats.keys() & reports.keys() & live)
 
 
 def _all_leaving(log: LogState, reports: Reports) -> list[int]:
     """The seated racks that are not joining, if all of them leave. One that is silent, or not heard
     yet, may still train."""
     racks = _not_joining(log, reports)
-    newest = [reports.get(rack) for rack in racks]
-    return racks if all(report is not None and report.leaving for report in newest) else []
+    return racks if all(rack in reports and reports[rack].leaving for rack in racks) else []
 
 
 def _first_of_joining(log: LogState, reports: Reports, live: frozenset[int]) -> int | None:
@@ -142,11 +139,9 @@ def _not_joining(log: LogState, reports: Reports) -> list[int]:
     return sorted(log.seats.keys() - _newcomers(log) - waiting_for_state(reports))
 
 
-def _has_copy(report: Report | None, to: Member) -> bool:
-    copies = report.copies if report is not None else ()
-    return any(copy.to == to and not copy.refused for copy in copies)
+def _has_copy(report: Report, to: Member) -> bool:
+    return any(copy.to == to and not copy.refused for copy in report.copies)
 
 
-def _refusal(report: Report | None, to: Member) -> StateCopy | None:
-    copies = report.copies if report is not None else ()
-    return next((copy for copy in copies if copy.to == to and copy.refused), None)
+def _refusal(report: Report, to: Member) -> StateCopy | None:
+    return next((copy for copy in report.copies if copy.to == to and copy.refused), None)

@@ -87,7 +87,7 @@ class FetchQueue:
     def due(self, now_ns: int) -> bool:
         """Whether a pull is ready to start."""
         pulls = self._pulls.values()
-        return any(not (p.here or p.flying) and now_ns >= p.retry_ns for p in pulls)
+        return any(pull.idle and now_ns >= pull.retry_ns for pull in pulls)
 
     def here(self, key: Key) -> bool:
         return key in self._pulls and self._pulls[key].here

@@ -136,7 +136,7 @@ class Ladder:
         self,
         proposer: Proposer,
         judged: Sequence[FailSlow],
-        reports: Mapping[int, Report | None],
+        reports: Mapping[int, Report],
         live: frozenset[int],
         now_ns: int,
         detect_ns: int,
@@ -158,7 +158,7 @@ class Ladder:
         self,
         log: LogState,
         judged: Sequence[FailSlow],
-        reports: Mapping[int, Report | None],
+        reports: Mapping[int, Report],
         live: frozenset[int],
         now_ns: int,
         detect_ns: int,
@@ -168,7 +168,7 @@ class Ladder:
         if policy is None or not policy.acts:
             return None
         slow = worst_of(judged)
-        step_ns = fastest_ns([r.step_ns for rack, r in reports.items() if r and rack in live])
+        step_ns = fastest_ns([r.step_ns for rack, r in reports.items() if rack in live])
         for rack in sorted(log.seats):
             report, verdict = reports.get(rack), slow.get(rack)
             now = log.mitigations.get(rack, Mitigation(rack, AWAITED, ""))
@@ -210,7 +210,7 @@ class Ladder:
         log: LogState,
         now: Mitigation,
         judged: Sequence[FailSlow],
-        reports: Mapping[int, Report | None],
+        reports: Mapping[int, Report],
         live: frozenset[int],
     ) -> Mitigation | None:
         """The eviction of a rack, once it has lost as much time as its restart costs and the others
@@ -220,7 +220,7 @@ class Ladder:
         if log.policy is None or not log.policy.evicts or rack not in live:
             return None
         own = next((each for each in judged if each.rack == rack and each.own_past), None)
-        if own is None or own.cause not in RESTARTABLE or report is None or report.leaving:
+        if own is None or own.cause not in RESTARTABLE or report.leaving:
             return None
         price_ns, lost_ns = report.pace.start_ms * MS, self.behind_ns.get(rack, 0)
         if log.evictions.get(rack, 0) >= EVICTIONS_MAX or lost_ns < price_ns or not price_ns:
@@ -288,7 +288,7 @@ def batch_pct_of(verdict: FailSlow) -> int:
 
 
 def _taken_back(
-    log: LogState, now: Mitigation, reports: Mapping[int, Report | None], live: frozenset[int]
+    log: LogState, now: Mitigation, reports: Mapping[int, Report], live: frozenset[int]
 ) -> Mitigation | None:
     """Cancels an eviction if the rack is needed after all, or reports that it stays."""
     report, why = reports.get(now.rack), _needed(log, now.rack, reports, live)
@@ -299,9 +299,7 @@ def _taken_back(
     return Mitigation(now.rack, stage, why, now.batch_pct) if why else None
 
 
-def _needed(
-    log: LogState, rack: int, reports: Mapping[int, Report | None], live: frozenset[int]
-) -> str:
+def _needed(log: LogState, rack: int, reports: Mapping[int, Report], live: frozenset[int]) -> str:
     """Why the others cannot continue without a rack for a while; empty: they can."""
     away = [r for r, one in sorted(log.mitigations.items()) if one.stage == EVICTED and r != rack]
     others = [r for r in sorted(log.seats) if r != rack]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from mend.consensus.log import LogState
-from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Pulled, Report
 
 
@@ -18,29 +17,23 @@ def of_ranks(pulls: Iterable[tuple[Pulled, ...]]) -> tuple[Pulled, ...]:
     return tuple(Pulled(rack, *sums[rack]) for rack in sorted(sums))
 
 
-def moving_racks(log: LogState, views: Mapping[int, MemberView]) -> tuple[Pulled, ...]:
+def moving_racks(log: LogState, reports: Mapping[int, Report]) -> tuple[Pulled, ...]:
     """What each rack that copies the initial versions, joins or leaves has pulled. Racks that train
     are left out, because nothing waits for their pulls."""
     newcomers = log.non_voters - log.demoted
     return tuple(
         Pulled(rack, sum(p.moved for p in report.pulls), sum(p.left for p in report.pulls))
         for rack in sorted(log.seats)
-        if (report := _report(views, rack)) is not None and report.pulls
+        if (report := reports.get(rack)) is not None and report.pulls
         if report.leaving or rack in newcomers or min(report.versions, default=0) < 0
     )
 
 
-def taken_of(views: Mapping[int, MemberView]) -> dict[int, int]:
+def taken_of(reports: Mapping[int, Report]) -> dict[int, int]:
     """Bytes of each rack's offers that the others have pulled."""
     taken: dict[int, int] = {}
-    for rack in views:
-        report = _report(views, rack)
-        for pulled in report.pulls if report is not None else ():
+    for rack, report in reports.items():
+        for pulled in report.pulls:
             if pulled.rack != rack:
                 taken[pulled.rack] = taken.get(pulled.rack, 0) + pulled.moved
     return taken
-
-
-def _report(views: Mapping[int, MemberView], rack: int) -> Report | None:
-    view = views.get(rack)
-    return view.report if view is not None else None

@@ -9,7 +9,6 @@ from mend.consensus.log import NORMS_KEPT, LogState
 from mend.consensus.quorum import hold
 from mend.consensus.records import Absent, Offer
 from mend.coordination.donors import waiting_for_state
-from mend.coordination.member_view import MemberView
 from mend.coordination.messages import OfferId, Report, Sliced
 from mend.coordination.round import RoundInputs
 from mend.errors import require
@@ -32,13 +31,11 @@ Offers = Mapping[tuple[int, int], Offer]
 
 
 def surroundings(
-    log: LogState, views: Mapping[int, MemberView], offers: Offers, live: frozenset[int]
+    log: LogState, reports: Mapping[int, Report], offers: Offers, live: frozenset[int]
 ) -> RoundInputs:
     """The part of the inputs that all rounds share; `inputs_of` adds the round's own part."""
     policy = require(log.policy, "rounds begin after the first record")
-    seated = {rack: views[rack] for rack in sorted(log.seats)}
-    reports = {rack: view.report for rack, view in seated.items() if view.report}
-    live &= seated.keys()
+    live &= log.seats.keys()
     # A rack that still copies decided versions, or waits for a donor's state, offers nothing and is
     # not waited for.
     newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
@@ -51,21 +48,18 @@ def surroundings(
         offers=(),
         arrived=(),
         declined=frozenset(),
-        contributors=frozenset(seated) - newcomers - leaving,
+        contributors=frozenset(log.seats) - newcomers - leaving,
         live=live,
         held={},
-        bad={},
-        norm_max=math.inf,
-        step_ns=fastest_ns([reports[rack].step_ns for rack in reports if rack in live]),
-        seats=len(seated),
+        step_ns=fastest_ns([report.step_ns for rack, report in reports.items() if rack in live]),
+        seats=len(log.seats),
         mitigated=log.mitigated,
     )
 
 
-def asked_fragments(views: Mapping[int, MemberView], offers: Offers) -> set[int]:
+def asked_fragments(reports: Mapping[int, Report], offers: Offers) -> set[int]:
     """Fragments that some rack has offered or declined."""
-    reports = [view.report for view in views.values() if view.report is not None]
-    declined = {each.fragment for report in reports for each in report.declined}
+    declined = {each.fragment for report in reports.values() for each in report.declined}
     return declined | {fragment for _, fragment in offers}
 
 
@@ -79,7 +73,7 @@ def inputs_of(
     fragment: int,
     around: RoundInputs,
     log: LogState,
-    views: Mapping[int, MemberView],
+    reports: Mapping[int, Report],
     offers: Offers,
     holders: Mapping[OfferId, Set[int]],
 ) -> RoundInputs:
@@ -97,8 +91,7 @@ def inputs_of(
     declined, results, bad = set(), {}, []
     slices = dict[int, Sliced]()
     for rack in racks:
-        report = views[rack].report
-        if report is None:
+        if (report := reports.get(rack)) is None:
             continue
         for each in report.declined:
             if each.fragment == fragment and each.applied == version:
@@ -110,7 +103,7 @@ def inputs_of(
                 results[rack] = (result.attempt, result.digests)
         if report.slices and (sliced := _slice_of(report, fragment, version + 1)):
             slices[rack] = sliced
-    works, coming, named = _works(fragment, log, views, offers)
+    works, coming, named = _works(fragment, log, reports, offers)
     lasts = _lasts(fragment, log)
     return RoundInputs(  # not `replace`: the most frequent call of a simulation
         version=version,
@@ -119,7 +112,7 @@ def inputs_of(
         offers=open_offers,
         arrived=tuple(arrived),
         declined=frozenset(declined),
-        contributors=around.contributors - _done_with(fragment, around, views, offers),
+        contributors=around.contributors - _done_with(fragment, around, reports, offers),
         live=around.live,
         held=results,
         bad=_found_bad(fragment, open_offers, bad),
@@ -152,7 +145,7 @@ def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
 
 
 def _works(
-    fragment: int, log: LogState, views: Mapping[int, MemberView], offers: Offers
+    fragment: int, log: LogState, reports: Mapping[int, Report], offers: Offers
 ) -> tuple[dict[int, Absent], set[int], dict[int, tuple[int, int]]]:
     """`works`, `coming` and `named` of a round. A rack weighs as its open offer or its last named
     one; as everything that it has trained since then, if that is more. Its work is still to come
@@ -162,9 +155,9 @@ def _works(
     version, lately = log.versions[fragment], max(NAMED_LATELY_MIN, 2 * len(log.seats))
     young = len(log.norms[fragment]) < min(lately, NORMS_KEPT)
     for rack, seat in log.seats.items():
-        key, report = (seat.member, fragment), views[rack].report
-        if report is None:
+        if (report := reports.get(rack)) is None:
             continue
+        key = (seat.member, fragment)
         captured, counts = -1, young
         if key in log.named:
             (_, last), (captured, tokens, steps, base) = log.named[key], log.work[key]
@@ -216,7 +209,7 @@ def norm_max(recent: Sequence[float]) -> float:
 
 
 def _done_with(
-    fragment: int, around: RoundInputs, views: Mapping[int, MemberView], offers: Offers
+    fragment: int, around: RoundInputs, reports: Mapping[int, Report], offers: Offers
 ) -> set[int]:
     """Racks that are leaving and will offer nothing more of the fragment. Waiting for K of them
     could last forever if each had an offer of another fragment that waits for the rest. In lockstep
@@ -226,7 +219,7 @@ def _done_with(
     return {
         rack
         for rack in around.contributors
-        if (report := views[rack].report) is not None
+        if (report := reports.get(rack)) is not None
         and report.leaving
         and (rack, fragment) not in offers
         and fragment not in report.coming

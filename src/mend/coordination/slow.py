@@ -195,10 +195,9 @@ class RackPaces:
     _peers: PeerComparison = field(default_factory=PeerComparison)
     _since: dict[int, int] = field(default_factory=dict)
 
-    def look(self, reports: Mapping[int, Report | None]) -> list[Effect]:
+    def look(self, reports: Mapping[int, Report]) -> list[Effect]:
         """Compare the racks that are live and have a seat."""
-        training = {r: reports[r] for r in sorted(reports)}
-        there = {r: report for r, report in training.items() if report and not report.leaving}
+        there = {r: reports[r] for r in sorted(reports) if not reports[r].leaving}
         paces = {rack: report.pace for rack, report in there.items()}
         return self.compare(paces, {rack: report.step for rack, report in there.items()})
 

@@ -16,9 +16,7 @@ GRANT_MIN = 16
 so that all racks end together."""
 
 
-def next_grant(
-    log: LogState, reports: Mapping[int, Report | None], live: frozenset[int]
-) -> Grant | None:
+def next_grant(log: LogState, reports: Mapping[int, Report], live: frozenset[int]) -> Grant | None:
     """The record that is due, if there is one. `log`: the appended log.
 
     In lockstep the first record gives each rack an equal part of the units of each epoch, so which

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from mend.consensus.log import NORMS_KEPT, Log
 from mend.consensus.records import Absent, Commit, MomentFragments
-from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Sliced
 from mend.coordination.round_inputs import (
     ABSURD,
@@ -23,7 +22,7 @@ from mend.coordination.round_inputs import (
     surroundings,
 )
 from mend.types import WITNESS
-from tests.unit.coordination.nouns import commit, genesis, log_of, member, offer, report, roster
+from tests.unit.coordination.nouns import commit, genesis, log_of, offer, report, roster
 
 
 @pytest.mark.parametrize(
@@ -66,10 +65,10 @@ def test_a_moment_is_absurd_after_no_number_of_steps() -> None:
         moved = offer(0, version, fragment=fragment, base=version - 1, steps=4)
         made = commit(version, [moved], fragment=fragment)
         log.append(replace(made, members=(replace(made.members[0], norm=8.0),)))
-    views = {rack: MemberView(member(rack), 0, report=report(1, 2)) for rack in (0, 1)}
+    reports = {rack: report(1, 2) for rack in (0, 1)}
     offers = {(0, fragment): offer(0, 99, fragment=fragment, base=NORMS_MIN) for fragment in (0, 1)}
-    around = surroundings(log.appended, views, offers, frozenset(views))
-    found = [inputs_of(p, around, log.appended, views, offers, {}).norm_max for p in (0, 1)]
+    around = surroundings(log.appended, reports, offers, frozenset(reports))
+    found = [inputs_of(p, around, log.appended, reports, offers, {}).norm_max for p in (0, 1)]
     assert found == [ABSURD * 2.0, math.inf]
 
 
@@ -83,30 +82,27 @@ def test_where_rounds_are_sharded_a_live_racks_offer_has_arrived_though_nobody_p
     """Rack 2 is silent; in lockstep it is waited for."""
     first = genesis(3)
     log = log_of(replace(first, policy=replace(first.policy, **fields)))
-    views = {rack: MemberView(member(rack), 0, report=report(rack, 2)) for rack in range(3)}
+    reports = {rack: report(rack, 2) for rack in range(3)}
     offers = {(rack, 0): offer(rack) for rack in (1, 2)}
-    around = surroundings(log.appended, views, offers, frozenset({0, 1}))
-    found = inputs_of(0, around, log.appended, views, offers, {}).arrived
+    around = surroundings(log.appended, reports, offers, frozenset({0, 1}))
+    found = inputs_of(0, around, log.appended, reports, offers, {}).arrived
     assert [each.member.rack for each in found] == arrived
 
 
 def test_how_racks_stand_in_a_sharded_attempt_is_read_of_the_next_version() -> None:
     log = log_of(genesis(2))
     said = (Sliced(0, 1, 7, 2), Sliced(0, 1, 8, 1), Sliced(0, 2, 9, 2))
-    views = {rack: MemberView(member(rack), 0, report=report(rack, 2)) for rack in range(2)}
-    views[1].report = report(1, 2, slices=said)
-    around = surroundings(log.appended, views, {}, frozenset(views))
-    assert inputs_of(0, around, log.appended, views, {}, {}).slices == {1: said[1]}
+    reports = {0: report(0, 2), 1: report(1, 2, slices=said)}
+    around = surroundings(log.appended, reports, {}, frozenset(reports))
+    assert inputs_of(0, around, log.appended, reports, {}, {}).slices == {1: said[1]}
 
 
 def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:
     """Racks whose work is to come. All report step 99, unless it is said of rack 1."""
-    views = {}
-    for rack in log.appended.seats:
-        said = {"step": 99, **(changes if rack == 1 else {})}
-        views[rack] = MemberView(member(rack), 0, report=report(1, 2, **said))
-    around = surroundings(log.appended, views, {}, frozenset(views))
-    found = inputs_of(1, around, log.appended, views, {}, {})
+    reports = {rack: report(1, 2, step=99) for rack in log.appended.seats}
+    reports[1] = replace(reports[1], **changes)
+    around = surroundings(log.appended, reports, {}, frozenset(reports))
+    found = inputs_of(1, around, log.appended, reports, {}, {})
     return {rack: found.works[rack] for rack in sorted(found.coming & found.works.keys())}
 
 
@@ -151,11 +147,10 @@ def test_a_rack_that_never_gets_in_is_absent_for_a_while_only() -> None:
 
 def coming(log: Log, fragment: int = 1, offered: int = -1, **changes: Any) -> set[int]:
     """Racks whose work is to come; rack 1 says `changes`, and has an offer if it is `offered`."""
-    views = {rack: MemberView(member(rack), 0, report=report(1, 2, step=99)) for rack in (0, 1)}
-    views[1].report = report(1, 2, **{"step": 99, **changes})
+    reports = {0: report(1, 2, step=99), 1: report(1, 2, step=99, **changes)}
     offers = {(1, fragment): offer(1, 99, fragment=fragment)} if offered == fragment else {}
-    around = surroundings(log.appended, views, offers, frozenset(views))
-    return set(inputs_of(fragment, around, log.appended, views, offers, {}).coming)
+    around = surroundings(log.appended, reports, offers, frozenset(reports))
+    return set(inputs_of(fragment, around, log.appended, reports, offers, {}).coming)
 
 
 def test_a_founder_that_was_not_named_yet_counts_while_the_job_is_young() -> None:
@@ -185,10 +180,10 @@ def test_who_has_lost_its_vote_is_waited_for_like_any_other_who_has_just_come_is
         genesis(racks=2, witness=True),
         roster(1, [0, 1, 2], non_voters=[1, 2, WITNESS], witness=True),
     ).appended
-    views = {rack: MemberView(member(rack), 0, report=report(1)) for rack in range(3)}
-    around = surroundings(log, views, {}, frozenset(range(3)))
+    reports = {rack: report(1) for rack in range(3)}
+    around = surroundings(log, reports, {}, frozenset(range(3)))
     assert around.contributors == {0, 1}
     assert around.voters == {0}
-    views[1].report = report(1, wants=True)
-    around = surroundings(log, views, {}, frozenset(range(3)))
+    reports[1] = report(1, wants=True)
+    around = surroundings(log, reports, {}, frozenset(range(3)))
     assert around.contributors == {0}, "it waits for the training state of a donor"

@@ -24,7 +24,7 @@ def log(total: int, *records: Record, lockstep: bool = False, epochs: int = 1) -
     return log_of(replace(first, policy=policy), *records).appended
 
 
-def asks(*each: tuple[int, int, bool] | None) -> dict[int, Report | None]:
+def asks(*each: tuple[int, int, bool] | None) -> dict[int, Report]:
     """(given, size, empty) of rack 0, 1, ..."""
     made = [None if one is None else UnitsAsk(*one) for one in each]
     return {rack: report(1, units=ask) for rack, ask in enumerate(made)}

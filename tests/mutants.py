@@ -498,8 +498,8 @@ MUTANTS = (
     Mutant(
         "longest-log: a take-over adopts the longest log, of whatever ballot",
         "consensus.proposer:Proposer.try_lead",
-        "(acceptor_state.accepted, acceptor_state.last)",
-        "acceptor_state.last",
+        "(promise.accepted, promise.last)",
+        "promise.last",
         ("tests/unit/consensus/test_proposer.py",),
     ),
     Mutant(

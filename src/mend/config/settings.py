@@ -243,10 +243,7 @@ class MendConfig:
         Scope.RACK,
     )
     witness_addr: str = _people(
-        "",
-        k.ADDRESS,
-        "address of the witness; empty: the leader of rack 0 coordinates",
-        Scope.RACK,
+        "", k.ADDRESS, "address of the witness; empty: the leader of rack 0 coordinates", Scope.RACK
     )
     advertise_host: str = _people(
         "",
@@ -335,16 +332,10 @@ class MendConfig:
         Scope.PLAN,
     )
     ranks_by_rack: tuple[int, ...] = _tuning(
-        (),
-        k.SIZES,
-        "numbers of ranks, where racks have different ones",
-        Scope.PLAN,
+        (), k.SIZES, "numbers of ranks, where racks have different ones", Scope.PLAN
     )
     token_weighted_merge: bool = _tuning(
-        True,
-        k.YES_NO,
-        "weight offers by their tokens; false: all offers count alike",
-        Scope.PLAN,
+        True, k.YES_NO, "weight offers by their tokens; false: all offers count alike", Scope.PLAN
     )
     merge: str = _tuning(
         "mean",
@@ -490,10 +481,7 @@ class MendConfig:
         Scope.JOB,
     )
     insecure: bool = _tuning(
-        False,
-        k.YES_NO,
-        "listen beyond the loopback interface even without a key",
-        Scope.RACK,
+        False, k.YES_NO, "listen beyond the loopback interface even without a key", Scope.RACK
     )
     socks_proxy: str = _tuning(
         "",
@@ -510,10 +498,7 @@ class MendConfig:
         Scope.RACK,
     )
     observe: bool = _tuning(
-        True,
-        k.YES_NO,
-        "answer `mend top`; it can look at the job and change nothing",
-        Scope.RACK,
+        True, k.YES_NO, "answer `mend top`; it can look at the job and change nothing", Scope.RACK
     )
     metrics_port: int = _tuning(
         0,

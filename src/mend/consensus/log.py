@@ -38,13 +38,7 @@ from mend.consensus.records import (
     encode_record,
 )
 from mend.consensus.units import give, merge, seat, undo
-from mend.consensus.weights import (
-    mean_balance,
-    merge_weights,
-    momentum_waits,
-    part_of,
-    stretch_of,
-)
+from mend.consensus.weights import mean_balance, merge_weights, momentum_waits, part_of, stretch_of
 from mend.errors import ensure, require
 from mend.types import WITNESS, Address, Member, Peer
 

@@ -60,13 +60,8 @@ class Proposer:
     def step_down(self) -> None:
         """Give up the ballot and its log. A candidate's copy may belong to a job that was given up
         since then; the next candidacy starts from the acceptor's log."""
-        self.log, self.ballot, self.leading, self.opening, self.acceptor_states = (
-            Log(self.log.kept),
-            0,
-            False,
-            0,
-            {},
-        )
+        self.log, self.ballot, self.leading, self.opening = Log(self.log.kept), 0, False, 0
+        self.acceptor_states = {}
 
     def hear(self, member: Member, acceptor_state: AcceptorState) -> bool:
         """Record a voter's newest state. Returns False if it shows that this ballot is over."""
@@ -105,16 +100,13 @@ class Proposer:
             return False
         self._learn()
         promises = {
-            member: acceptor_state
-            for member, acceptor_state in self.acceptor_states.items()
-            if self._has_promised(member) and self._complete(acceptor_state)
+            member: state
+            for member, state in self.acceptor_states.items()
+            if self._has_promised(member) and self._complete(state)
         }
         if not promises:
             return False
-        best = max(
-            promises.values(),
-            key=lambda acceptor_state: (acceptor_state.accepted, acceptor_state.last),
-        )
+        best = max(promises.values(), key=lambda promise: (promise.accepted, promise.last))
         adopted = self.log.copy()
         adopted.cut(adopted.decided)
         if best.prev == adopted.decided and adopted.matches(best.prev, best.chain):
@@ -257,12 +249,8 @@ class Proposer:
         acceptor_state = self.acceptor_states.get(member)
         if acceptor_state is None:
             return self.log.decided
-        same = (
-            acceptor_state.last
-            if acceptor_state.accepted == self.ballot
-            else acceptor_state.decided
-        )
-        return min(same, self.log.last)
+        accepted = acceptor_state.accepted == self.ballot
+        return min(acceptor_state.last if accepted else acceptor_state.decided, self.log.last)
 
     def ready(self) -> set[Member]:
         """Members that have accepted the whole log."""

@@ -141,19 +141,7 @@ def all_closing(members: Iterable[Offer | MergeMember], absent: Absentees) -> bo
 
 def merge_member_of(offer: Offer) -> MergeMember:
     """The log entry of an offer that is merged."""
-    return MergeMember(
-        offer.member,
-        offer.seq,
-        offer.base,
-        offer.capture_step,
-        offer.tokens,
-        offer.steps,
-        offer.norm,
-        offer.closing,
-        offer.units,
-        offer.along,
-        offer.against,
-    )
+    return MergeMember(*[getattr(offer, name) for name in MergeMember.__struct_fields__])
 
 
 class Absent(WireStruct, frozen=True):

@@ -8,12 +8,12 @@ loses its seat, its units that are not done become free and are given again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from mend.consensus.records import Grant, MergeMember, Positions, Spans, UnitBook, Units
-from mend.errors import ensure
+from mend.errors import ensure, require
 from mend.types import Member
 
 VERSIONS_KEPT = 8
@@ -44,7 +44,7 @@ def seat(units: Units, members: Collection[Member], fragments: int) -> Units:
     kept = [b if b.member in members else replace(b, seated=False) for b in units.books]
     known = {book.member for book in kept}
     new = [UnitBook(m, 0, (), (((0, 0),),) * fragments) for m in members if m not in known]
-    return _free_undone(units, [*kept, *new], lambda book: not book.seated)
+    return _free_undone(units, [*kept, *new])
 
 
 def merge(units: Units, fragment: int, version: int, members: Iterable[MergeMember]) -> Units:
@@ -60,7 +60,7 @@ def merge(units: Units, fragment: int, version: int, members: Iterable[MergeMemb
             positions = (*positions, (version, share))
         positions = _newest(positions, version)
         books.append(_settle(_with(book, fragment, positions)))
-    return _free_undone(units, books, lambda book: not book.seated)
+    return _free_undone(units, books)
 
 
 def undo(units: Units, versions: Sequence[int]) -> Units:
@@ -71,18 +71,18 @@ def undo(units: Units, versions: Sequence[int]) -> Units:
             left = tuple(each for each in positions if each[0] <= versions[fragment])
             book = _with(book, fragment, left or positions[:1])
         books.append(book)
-    return _free_undone(units, books, lambda book: not book.seated)
+    return _free_undone(units, books)
 
 
 def give(units: Units, grant: Grant) -> Units:
     """The units after a grant. Raises InvariantError for a unit that is not free."""
-    units = _free_undone(units, units.books, lambda book: book.member in grant.back)
+    units = _free_undone(units, units.books, grant.back)
     free, fresh, again = units.free, units.fresh, units.again
     books = {book.member: book for book in units.books}
     for member, spans in grant.shares:
         free = without(free, spans)
         book = books[member]
-        books[member] = replace(book, spans=_appended(book.spans, spans))
+        books[member] = replace(book, spans=_joined([*book.spans, *spans]))
         for first, count in spans:
             again += max(0, min(fresh, first + count) - first)
             fresh = max(fresh, first + count)
@@ -101,7 +101,7 @@ def resume(units: Units, members: Mapping[int, Member]) -> Units:
         member = members[book.member.rack] if stays else book.member
         merged = tuple(positions[-1:] for positions in book.merged)
         books.append(replace(book, member=member, merged=merged, seated=stays))
-    free = _free_undone(units, books, lambda book: not book.seated)
+    free = _free_undone(units, books)
     return replace(free, books=tuple(map(_settle, (b for b in free.books if b.seated))))
 
 
@@ -133,14 +133,12 @@ def _settle(book: UnitBook) -> UnitBook:
     return replace(book, first=floor, spans=without(book.spans, settled, ordered=False))
 
 
-def _free_undone(
-    units: Units, books: Iterable[UnitBook], which: Callable[[UnitBook], bool]
-) -> Units:
-    """Free the units of the selected books that are not done. Drops the book of a former member
-    that has no units left."""
+def _free_undone(units: Units, books: Iterable[UnitBook], back: Collection[Member] = ()) -> Units:
+    """Free the units that are not done of former members, and of those in `back`. Drops the book of
+    a former member that has no units left."""
     kept, freed = [], list[tuple[int, int]]()
     for book in books:
-        if which(book) and book.given > book.done:
+        if (not book.seated or book.member in back) and book.given > book.done:
             done = first_of(book.spans, book.done - book.first)
             freed += without(book.spans, done, ordered=False)
             book = replace(book, spans=done)
@@ -149,10 +147,6 @@ def _free_undone(
     ordered = tuple(sorted(kept, key=lambda book: book.member))
     free = _joined(sorted([*units.free, *freed]))
     return replace(units, free=free, ended=units.ended and not freed, books=ordered)
-
-
-def _appended(spans: Spans, more: Spans) -> Spans:
-    return _joined([*spans, *more])
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
@@ -171,11 +165,8 @@ def without(spans: Spans, gone: Spans, *, ordered: bool = True) -> Spans:
     `spans`."""
     left = list(spans)
     for first, count in gone:
-        found = next(
-            (i for i, (a, n) in enumerate(left) if a <= first and first + count <= a + n), None
-        )
-        ensure(found is not None, "units that are not there", spans=spans, gone=gone)
-        at = 0 if found is None else found
+        fits = (i for i, (a, n) in enumerate(left) if a <= first and first + count <= a + n)
+        at = require(next(fits, None), "units that are not there", spans=spans, gone=gone)
         begin, length = left[at]
         parts = [(begin, first - begin), (first + count, begin + length - first - count)]
         left[at : at + 1] = [part for part in parts if part[1] > 0]

@@ -67,14 +67,6 @@ def test_an_append_below_the_promise_is_refused_and_changes_nothing() -> None:
     assert acceptor.acceptor_state().promised == THIRD
 
 
-def test_accept_raises_promised_ballot() -> None:
-    acceptor = Acceptor()
-    assert give(acceptor, SECOND_, of_rack(0, 1))
-    assert acceptor.promised == SECOND_
-    assert not acceptor.prepare(FIRST)
-    assert not give(acceptor, FIRST, of_rack(0, 2))
-
-
 def test_append_that_does_not_fit_is_refused_and_its_ballot_promised() -> None:
     """It may follow this coordinator; its ballot says from where on it needs the log."""
     acceptor = Acceptor()

@@ -76,6 +76,13 @@ class Cast:
             self.proposer.hear(member(rack), acceptor.acceptor_state())
         return self.proposer.decide()
 
+    @property
+    def begun(self) -> Lineage:
+        """The lineage that the candidate begins with those who are left."""
+        record = self.proposer.log.record(self.proposer.log.last)
+        assert isinstance(record, Lineage)
+        return record
+
 
 def cast_of(*racks: int, me: int = 1, records: Sequence[Record] = (BEGIN,)) -> Cast:
     """All follow the first ballot and know that all of its log is decided."""
@@ -468,8 +475,7 @@ def test_last_rack_goes_on_alone_when_all_others_are_attested_dead() -> None:
     assert proposer.would_win(cast.me)
     proposer.held[cast.me] = (2,)
     assert cast.promise(1)
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
+    record = cast.begun
     assert [seat.member for seat in record.members] == [member(1)]
     assert (record.ballot, record.number, record.dead) == (FOURTH, 1, (member(0), member(2)))
     assert (record.versions, record.digests) == ((2,), ((digest(2000),),))
@@ -486,8 +492,7 @@ def test_lineage_names_the_dead_with_seats_where_it_has_no_room_for_all() -> Non
     cast.proposer.dead |= {member(0, life) for life in range(1, 100)}
     cast.proposer.held[cast.me] = (0,)
     assert cast.promise(1)
-    record = cast.proposer.log.record(cast.proposer.log.last)
-    assert isinstance(record, Lineage)
+    record = cast.begun
     assert len(record.dead) == DEAD_MAX
     assert {member(0), member(2)} <= set(record.dead)
 
@@ -508,9 +513,7 @@ def test_everybody_who_is_left_must_promise() -> None:
         proposer.held[member(rack)] = (0,)
     assert not cast.promise(1)
     assert cast.promise(4)
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
-    assert [seat.member.rack for seat in record.members] == [1, 4]
+    assert [seat.member.rack for seat in cast.begun.members] == [1, 4]
 
 
 def test_a_witness_that_was_started_again_has_a_seat_in_the_lineage_and_no_vote() -> None:
@@ -520,8 +523,7 @@ def test_a_witness_that_was_started_again_has_a_seat_in_the_lineage_and_no_vote(
     proposer.dead = {member(0), member(WITNESS)}
     proposer.returned, proposer.held[cast.me] = again, (0,)
     assert cast.promise(1)
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
+    record = cast.begun
     assert (record.witness, record.non_voters) == (again, (WITNESS,))
     assert [seat.member for seat in record.members] == [member(1)]
     assert proposer.log.appended.voters == {member(1)}
@@ -535,8 +537,7 @@ def test_a_lineage_begins_with_the_newest_that_any_of_them_holds() -> None:
     proposer.dead = {member(0), member(2), member(3)}
     proposer.held = {member(1): (0, 1), member(4): (1, 0)}
     assert cast.promise(1, 4)
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
+    record = cast.begun
     assert record.versions == (1, 1), "version 2 died with those who had it"
     assert record.digests == ((digest(1000),), (digest(1000),))
 
@@ -556,8 +557,7 @@ def test_lineage_of_racks_that_each_lack_a_version_needs_all_of_them() -> None:
     """Rack 1 alone is half of them with the lowest; it has no version 1 of fragment 0."""
     cast = halves({1: (0, 1), 4: (1, 0)})
     assert cast.promise(1, 4)
-    record = cast.proposer.log.record(cast.proposer.log.last)
-    assert isinstance(record, Lineage)
+    record = cast.begun
     assert (record.unanimous, record.versions, record.non_voters) == (True, (1, 1), ())
     assert cast.follow(1) == []
     assert not cast.proposer.may_decide({member(1)})
@@ -577,8 +577,7 @@ def test_lineage_of_three_such_racks_is_not_decided_by_two() -> None:
 def test_witness_has_no_vote_in_a_lineage_that_needs_every_rack() -> None:
     cast = halves({1: (0, 1), 4: (1, 0)}, witness=True)
     assert cast.promise(1, 4, WITNESS)
-    record = cast.proposer.log.record(cast.proposer.log.last)
-    assert isinstance(record, Lineage)
+    record = cast.begun
     assert (record.unanimous, record.non_voters) == (True, (WITNESS,))
 
 
@@ -592,8 +591,7 @@ def test_takeover_of_a_lineage_that_needs_every_rack_needs_their_promises_or_the
     assert not cast.promise(1)
     proposer.dead, proposer.held = {member(0), member(2)}, {member(1): (0, 1)}
     assert proposer.try_lead()
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
+    record = cast.begun
     assert (record.versions, record.unanimous) == ((0, 1), False)
     assert proposer.log.appended.voters == {member(1)}
 
@@ -620,8 +618,7 @@ def test_a_witness_alone_begins_nothing() -> None:
     proposer.dead = {member(0), member(2), member(3)}
     proposer.held[member(1)] = (0,)
     assert pair.promise(1, WITNESS)
-    record = proposer.log.record(2)
-    assert isinstance(record, Lineage)
+    record = pair.begun
     assert record.witness == member(WITNESS)
     assert pair.follow(WITNESS) == []
     assert pair.follow(1) == [record]
@@ -671,9 +668,7 @@ def test_a_lineage_needs_the_promise_of_who_has_a_seat_without_a_vote() -> None:
     assert proposer.asked() == {member(0), member(1), member(2)}
     assert not cast.promise(1)
     assert cast.promise(2)
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
-    assert [seat.member.rack for seat in record.members] == [1, 2]
+    assert [seat.member.rack for seat in cast.begun.members] == [1, 2]
 
 
 def test_a_learner_that_does_not_know_of_its_seat_promises_with_an_empty_log() -> None:
@@ -688,8 +683,7 @@ def test_a_learner_that_does_not_know_of_its_seat_promises_with_an_empty_log() -
     proposer.held[member(2)] = (-1,)
     proposer.hear(member(2), replace(acceptor_state(0, 0, proposer.ballot), accepted=0))
     assert proposer.try_lead()
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
+    record = cast.begun
     assert [seat.member.rack for seat in record.members] == [1, 2], "and keeps its seat"
     assert record.non_voters == (2,)
 
@@ -722,8 +716,7 @@ def test_rack_that_is_behind_has_no_vote_in_a_new_lineage() -> None:
     proposer.held = {member(1): (0,), member(2): (1,)}
     assert not cast.promise(1)
     assert cast.promise(2)
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
+    record = cast.begun
     assert (record.versions, record.non_voters) == ((1,), (1,))
     assert proposer.log.appended.voters == {member(2)}
 
@@ -740,9 +733,7 @@ def test_a_lineage_keeps_the_seat_that_a_record_gave_which_was_not_decided() -> 
     assert not cast.promise(0)
     proposer.hear(again.member, replace(acceptor_state(0, 0, proposer.ballot), accepted=0))
     assert proposer.try_lead()
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
-    assert [seat.member for seat in record.members] == [member(0), again.member]
+    assert [seat.member for seat in cast.begun.members] == [member(0), again.member]
 
 
 def test_who_got_a_seat_that_is_not_decided_is_asked_where_voters_of_the_roster_before_died() -> (
@@ -763,9 +754,7 @@ def test_who_got_a_seat_that_is_not_decided_is_asked_where_voters_of_the_roster_
     assert not cast.promise(1)
     proposer.hear(again.member, replace(acceptor_state(0, 0, proposer.ballot), accepted=0))
     assert proposer.try_lead()
-    record = proposer.log.record(proposer.log.last)
-    assert isinstance(record, Lineage)
-    assert record.non_voters == (0,)
+    assert cast.begun.non_voters == (0,)
 
 
 def test_after_the_death_of_who_voted_alone_all_other_seats_begin_together() -> None:
@@ -780,8 +769,7 @@ def test_after_the_death_of_who_voted_alone_all_other_seats_begin_together() -> 
         proposer.dead = {member(0)}
         assert not cast.promise(first), "one of two"
         assert cast.promise(second)
-        record = proposer.log.record(3)
-        assert isinstance(record, Lineage)
+        record = cast.begun
         assert record.witness == member(WITNESS)
         assert record.non_voters == (WITNESS,), "beside one rack it has no vote"
         assert cast.follow(1) == [record]

@@ -9,26 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.log import Log, LogState, log_state_of
-from mend.consensus.records import (
-    CheckpointRecord,
-    Commit,
-    Genesis,
-    Grant,
-    Spans,
-    Units,
-)
+from mend.consensus.records import CheckpointRecord, Commit, Genesis, Grant, Spans, Units
 from mend.consensus.units import VERSIONS_KEPT, all_free, done_by_epoch, first_of, resume
 from mend.errors import InvariantError
 from mend.types import Member
-from tests.unit.coordination.nouns import (
-    commit,
-    genesis,
-    lineage,
-    log_of,
-    member,
-    offer,
-    roster,
-)
+from tests.unit.coordination.nouns import commit, genesis, lineage, log_of, member, offer, roster
 
 A, B = member(0), member(1)
 
@@ -49,7 +34,7 @@ def merged(version: int, *units: tuple[int, int], fragment: int = 0) -> Commit:
 
 
 def state(*records: object) -> LogState:
-    return log_of(*records).appended  # type: ignore[arg-type]
+    return log_of(*records).appended
 
 
 def units_of(*records: object) -> Units:
@@ -213,7 +198,6 @@ def test_random_histories_never_lose_a_unit_and_never_give_one_twice() -> None:
                 log.append(roster(number, [0, 1], lives=lives))
                 taken[member(rack, life[rack])], at[member(rack, life[rack])] = [], 0
         units = log.appended.units
-        assert units is not None
         assert units.done == sum(done.values()) == len(done)
         free = [u for first, count in units.free for u in range(first, first + count)]
         held = [u for r in range(2) for u in taken[member(r, life[r])][at[member(r, life[r])] :]]

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend.consensus.weights import (
-    WHOLE,
-    merge_weights,
-    momentum_waits,
-    part_of,
-    stretch_of,
-)
+from mend.consensus.weights import WHOLE, merge_weights, momentum_waits, part_of, stretch_of
 
 H = 8
 WORK = st.lists(st.tuples(st.integers(1, 2**62), st.integers(1, 2**62)), min_size=1, max_size=8)

@@ -172,11 +172,6 @@ class PayloadServer:
             self._shared.close()
 
     @property
-    def connections(self) -> int:
-        """How many connections are being served now."""
-        return len(self._connections)
-
-    @property
     def bytes_relayed(self) -> int:
         """Bytes that this process has relayed for other ranks, in both directions."""
         return self._relay.bytes_carried if self._relay is not None else 0

@@ -116,8 +116,7 @@ async def knock(host: str, port: int, limit_s: float) -> Knock:
     writer.close()
     with contextlib.suppress(OSError, TimeoutError):
         await asyncio.wait_for(writer.wait_closed(), GREETING_S)
-    speaks = len(said) == len(GREETING) and (said[0], said[-1]) == (GREETING[0], GREETING[-1])
-    return Knock("open", speaks)
+    return Knock("open", _is_greeting(said))
 
 
 def knock_through(proxy: Address, to: Address, limit_s: float) -> Knock:
@@ -129,17 +128,21 @@ def knock_through(proxy: Address, to: Address, limit_s: float) -> Knock:
             except ConnectionRefusedError as error:
                 return Knock("refused", False, str(error))
             made.settimeout(min(limit_s, GREETING_S))
-            return Knock("open", _greets(made))
+            return Knock("open", _is_greeting(_greeting_of(made)))
     except OSError as error:
         return Knock("silent", False, f"through the proxy at {proxy.host}:{proxy.port}: {error}")
 
 
-def _greets(made: socket.socket) -> bool:
-    """Whether the other end greets as ZeroMQ."""
+def _greeting_of(made: socket.socket) -> bytes:
     said = b""
     with contextlib.suppress(OSError):
         while len(said) < len(GREETING) and (piece := made.recv(len(GREETING) - len(said))):
             said += piece
+    return said
+
+
+def _is_greeting(said: bytes) -> bool:
+    """Whether the other end greets as ZeroMQ."""
     return len(said) == len(GREETING) and (said[0], said[-1]) == (GREETING[0], GREETING[-1])
 
 

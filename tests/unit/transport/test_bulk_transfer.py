@@ -87,7 +87,7 @@ def test_transfer_is_incomplete_while_a_thread_hashes() -> None:
     """Else the checksum of a part would be compared, and a good holder blamed."""
     sent = b"01234567"
     incoming = Incoming(memoryview(bytearray(sent)), checksum_of(sent))
-    incoming._hash = slow = SlowHash()  # type: ignore[assignment]
+    incoming._hash = slow = SlowHash()
     parts = [incoming.take(4), incoming.take(4)]
     assert parts == [(0, 4), (4, 8)]
     assert incoming.all_taken

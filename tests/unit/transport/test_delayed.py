@@ -71,4 +71,4 @@ def test_values_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError):
         Delay(-1, "constant", 0)
     with pytest.raises(ConfigError):
-        Delay(1, "gaussian", 0)  # type: ignore[arg-type]
+        Delay(1, "gaussian", 0)

@@ -17,8 +17,7 @@ from mend.types import SECOND, Member, Meter, growing_key, offer_key
 
 KEY = growing_key(Member(0, 11), 0, 2, 5)
 SIZE = 5 << 20
-SENT = bytes(range(251)) * (SIZE // 251 + 1)
-SENT = SENT[:SIZE]
+SENT = (bytes(range(251)) * (SIZE // 251 + 1))[:SIZE]
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ async def test_request_waits_for_payload_and_for_its_bytes(
 
 @pytest.mark.parametrize("fault", ["fails", "stays as it is", "never comes", "is dropped"])
 async def test_reader_is_told_that_a_payload_is_gone(
-    lanes: tuple[BulkLane, BulkLane], fault: str, monkeypatch: pytest.MonkeyPatch
+    lanes: tuple[BulkLane, BulkLane], fault: str
 ) -> None:
     room, meter, growth = bytearray(SENT), Meter(SIZE, 0), Growth()
     if fault != "never comes":

@@ -11,6 +11,7 @@ import pytest
 
 from mend.transport import kept_threads
 from mend.transport.kept_threads import KeptThreads
+from tests.process.racks import until
 
 WAIT_S = 10.0
 
@@ -36,10 +37,7 @@ def ident_of_one(threads: KeptThreads) -> int:
 
 
 def until_free(threads: KeptThreads, count: int) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while len(threads._free) != count:
-        assert time.monotonic() < until_s
-        time.sleep(0.001)
+    until(lambda: len(threads._free) == count, f"{count} threads wait for a job")
 
 
 def test_a_later_job_gets_the_same_thread(threads: KeptThreads) -> None:
@@ -61,10 +59,7 @@ def test_a_thread_without_a_job_ends_after_its_time_and_the_next_job_gets_anothe
 ) -> None:
     monkeypatch.setattr(kept_threads, "KEPT_S", 0.01)
     ident_of_one(threads)
-    until_s = time.monotonic() + WAIT_S
-    while threads._threads:
-        assert time.monotonic() < until_s
-        time.sleep(0.001)
+    until(lambda: not threads._threads, "the thread ends")
     assert not threads._free
     ident_of_one(threads)
 

@@ -44,7 +44,6 @@ def test_a_killed_rack_s_ports_are_free_while_a_forked_process_lives_on() -> Non
     command = [sys.executable, "-W", "ignore", "-c", RACK]  # of forks beside threads
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rack:
         assert rack.stdin is not None
-        assert rack.stdout is not None
         sideband, lane = map(int, rack.stdout.readline().split())
         with (
             closing(socket.create_connection(("127.0.0.1", sideband))) as friend,
@@ -65,7 +64,6 @@ def test_a_rack_goes_on_beside_a_forked_process() -> None:
     command = [sys.executable, "-W", "ignore", "-c", RACK]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rack:
         assert rack.stdin is not None
-        assert rack.stdout is not None
         ports = list(map(int, rack.stdout.readline().split()))
         rack.stdin.write(b".")
         rack.stdin.flush()

@@ -68,5 +68,5 @@ def test_a_name_is_looked_up_beside_and_one_at_a_time(monkeypatch: pytest.Monkey
     until(lambda: known.fits("tcp://host0:1", "10.0.0.7"))
     assert not known.fits("tcp://host0:1", "10.0.0.8")
     for number in range(NAMES_MAX + 50):
-        until(lambda number=number: known.fits(f"tcp://host{number}:1", "10.0.0.7"))  # type: ignore[misc]
+        until(lambda number=number: known.fits(f"tcp://host{number}:1", "10.0.0.7"))
     assert len(known._names) == NAMES_MAX

@@ -13,6 +13,7 @@ import pytest
 
 from mend.transport.relay import PIECE_BYTES, Relay
 from mend.types import SECOND, Address
+from tests.process.racks import until
 
 LIMIT_S = 60.0
 
@@ -72,10 +73,9 @@ def test_bytes_of_both_directions_arrive_as_they_were_sent(world: World) -> None
     assert read(served, len(up)) == up
     for thread in threads:
         thread.join(LIMIT_S)
-    until = time.monotonic() + LIMIT_S
-    while world.relay.bytes_carried < len(up) + len(down):  # counted once they have left
-        assert time.monotonic() < until
-    assert world.relay.bytes_carried == len(up) + len(down)
+    carried = len(up) + len(down)
+    until(lambda: world.relay.bytes_carried >= carried, "they are counted, once they have left")
+    assert world.relay.bytes_carried == carried
 
 
 @pytest.mark.parametrize("ends", [0, 1])
@@ -100,11 +100,11 @@ def test_connection_that_nobody_accepts_ends(world: World) -> None:
 def blocked(sock: socket.socket) -> int:
     """Send until nothing more is taken; returns how much was."""
     sock.setblocking(False)
-    sent, until = 0, time.monotonic() + 0.3
-    while time.monotonic() < until:
+    sent, until_s = 0, time.monotonic() + 0.3
+    while time.monotonic() < until_s:
         try:
             sent += sock.send(bytes(PIECE_BYTES))
-            until = time.monotonic() + 0.3
+            until_s = time.monotonic() + 0.3
         except BlockingIOError:
             time.sleep(0.01)
     return sent
@@ -133,10 +133,7 @@ def test_connections_beyond_the_most_are_refused_until_one_ends(world: World) ->
     with near:
         ends[0][0].close()
         assert ends[0][1].recv(1) == b""
-        until = time.monotonic() + LIMIT_S
-        while not world.relay.carry(near, world.to, 8):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: world.relay.carry(near, world.to, 8), "there is room again")
     _, one_more = world.pair()
     with one_more:
         assert not world.relay.carry(one_more, world.to, 8)

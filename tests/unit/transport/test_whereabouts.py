@@ -42,7 +42,7 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     def hanging(host: str, *rest: object, **more: object) -> object:
         if host == "hangs.example":
             goes_on.wait()
-        return real(host, *rest, **more)  # type: ignore[arg-type]
+        return real(host, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", hanging)
     here = Whereabouts(limit_s=0.2)

@@ -7,7 +7,7 @@ import itertools
 import select
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,7 @@ KERNEL_BYTES_MAX = sum(
 """In the buffers of both ends of a connection, which the kernel lets grow under load."""
 
 MakeSideband = Callable[..., ZmqSideband]
+MakeDealer = Callable[..., zmq.Socket[bytes]]
 
 
 @pytest.fixture
@@ -54,9 +55,36 @@ async def sideband() -> AsyncIterator[MakeSideband]:
         each.close()
 
 
+@pytest.fixture
+def dealer() -> Iterator[MakeDealer]:
+    """Connected to an address, if one is given."""
+    context, made = zmq.Context(), list[zmq.Socket[bytes]]()
+
+    def make(address: str = "") -> zmq.Socket[bytes]:
+        made.append(context.socket(zmq.DEALER))
+        if address:
+            made[-1].connect(address)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close(linger=0)
+    context.term()
+
+
+@pytest.fixture
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
+
+
+async def connected(sideband: MakeSideband) -> tuple[ZmqSideband, ZmqSideband]:
+    """Who sends, and whom it has reached as `B`."""
+    here, there = sideband(), sideband()
+    here.connect(B, there.address)
+    here.send(B, b"connected")
+    assert await there.receive() == b"connected"
+    return here, there
 
 
 @pytest.mark.parametrize(
@@ -103,8 +131,10 @@ async def test_a_port_that_another_program_holds_is_in_use() -> None:
             ZmqSideband(address)
 
 
-async def test_the_newest_frames_wait_for_the_first_connection(sideband: MakeSideband) -> None:
-    here, address = sideband(), f"tcp://127.0.0.1:{free_port()}"
+async def test_the_newest_frames_wait_for_the_first_connection(
+    sideband: MakeSideband, free_port: int
+) -> None:
+    here, address = sideband(), f"tcp://127.0.0.1:{free_port}"
     here.connect(B, address)
     for n in range(EARLY_FRAMES_MAX + 10):
         assert here.send(B, n.to_bytes(2, "big"))
@@ -114,8 +144,8 @@ async def test_the_newest_frames_wait_for_the_first_connection(sideband: MakeSid
     assert got == list(range(10, EARLY_FRAMES_MAX + 10))
 
 
-async def test_what_waits_is_bounded_in_bytes(sideband: MakeSideband) -> None:
-    here, address = sideband(), f"tcp://127.0.0.1:{free_port()}"
+async def test_what_waits_is_bounded_in_bytes(sideband: MakeSideband, free_port: int) -> None:
+    here, address = sideband(), f"tcp://127.0.0.1:{free_port}"
     here.connect(B, address)
     for n in range(10):
         here.send(B, bytes([n]) * (EARLY_BYTES_MAX // 4))
@@ -126,10 +156,7 @@ async def test_what_waits_is_bounded_in_bytes(sideband: MakeSideband) -> None:
 async def test_a_restarted_peer_hears_nothing_of_the_time_it_was_dead(
     sideband: MakeSideband,
 ) -> None:
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
-    here.send(B, b"alive")
-    assert await there.receive() == b"alive"
+    here, there = await connected(sideband)
     there.close()
     while here.send(B, b"stale"):  # noqa: ASYNC110 - nothing tells that TCP has noticed
         await asyncio.sleep(0.01)
@@ -142,12 +169,9 @@ async def test_a_restarted_peer_hears_nothing_of_the_time_it_was_dead(
 
 
 async def test_a_stuck_peer_fills_a_bounded_queue_and_blocks_nobody(sideband: MakeSideband) -> None:
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
-    here.send(B, b"connected")
-    assert await there.receive() == b"connected"
+    here, _ = await connected(sideband)
     sent = 0
-    while here.send(B, bytes(1 << 14)):  # `there` reads nothing from here on
+    while here.send(B, bytes(1 << 14)):  # `B` reads nothing from here on
         sent += 1
         assert sent < 100_000, "unbounded"
 
@@ -158,10 +182,7 @@ async def test_a_peer_that_reads_nothing_costs_a_bounded_number_of_bytes(
     """A rack that joined under load grew from 323 to 1,157 MB: 5,000 states of up to 8 MiB could
     wait for it, most of them out of date. What waits in the kernel is bounded there."""
     assert QUEUED_BYTES_MAX <= 96 << 20
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
-    here.send(B, b"connected")
-    assert await there.receive() == b"connected"
+    here, there = await connected(sideband)
     frame, refused, sent = bytes(1 << 20), 0, 0
     while refused < 100:  # what is queued goes on to the other side meanwhile
         if here.send(B, frame):
@@ -176,32 +197,26 @@ async def test_a_peer_that_reads_nothing_costs_a_bounded_number_of_bytes(
         heard += 1
 
 
-async def test_garbage_is_dropped_counted_and_survived(sideband: MakeSideband) -> None:
+async def test_garbage_is_dropped_counted_and_survived(
+    sideband: MakeSideband, dealer: MakeDealer
+) -> None:
     here, there = sideband(), sideband(frame_bytes_max=1000)
     host, port = there.address.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    context = zmq.Context()
-    vandal = context.socket(zmq.DEALER)
-    vandal.setsockopt(zmq.LINGER, 0)
-    vandal.connect(there.address)
+    vandal = dealer(there.address)
     vandal.send_multipart([b"two", b"parts"])
     vandal.send(b"one part")
     assert await there.receive() == b"one part"
     assert there.dropped == 1
     vandal.send(bytes(1001))  # too large: libzmq cuts the connection
-    vandal.close()
-    context.term()
     here.connect(B, there.address)
     here.send(B, b"unharmed")
     assert await there.receive() == b"unharmed"
 
 
 async def test_a_flood_leaves_room_for_other_tasks(sideband: MakeSideband) -> None:
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
-    here.send(B, b"connected")
-    assert await there.receive() == b"connected"
+    here, there = await connected(sideband)
     ticks, heard = 0, 0
 
     async def tick() -> None:
@@ -222,10 +237,10 @@ async def test_a_flood_leaves_room_for_other_tasks(sideband: MakeSideband) -> No
     assert ticks >= 5000 // 64
 
 
-async def test_close_leaves_no_thread_and_no_port() -> None:
+async def test_close_leaves_no_thread_and_no_port(free_port: int) -> None:
     before = threading.active_count()
     here = ZmqSideband("tcp://127.0.0.1:0")
-    here.connect(B, f"tcp://127.0.0.1:{free_port()}")
+    here.connect(B, f"tcp://127.0.0.1:{free_port}")
     here.send(B, b"never heard")
     here.close()
     assert threading.active_count() == before
@@ -238,13 +253,6 @@ async def test_close_leaves_no_thread_and_no_port() -> None:
 # -------------------------------------------------------------- strangers that only ask
 
 
-def asking(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    made = context.socket(zmq.DEALER)
-    made.setsockopt(zmq.LINGER, 0)
-    made.connect(address)
-    return made
-
-
 async def heard_by(asker: zmq.Socket[bytes]) -> bytes:
     """Without blocking the loop that is to answer."""
     while not asker.poll(0):  # noqa: ASYNC110 - the asker is no part of the loop
@@ -252,43 +260,44 @@ async def heard_by(asker: zmq.Socket[bytes]) -> bytes:
     return asker.recv()
 
 
-async def test_what_is_diverted_is_answered_on_its_own_connection(sideband: MakeSideband) -> None:
+async def test_what_is_diverted_is_answered_on_its_own_connection(
+    sideband: MakeSideband, dealer: MakeDealer
+) -> None:
     here = sideband()
     here.divert(b"ask", lambda route, frame: replied.append(here.reply(route, b"to " + frame)))
     replied: list[bool] = []
     receiving = asyncio.create_task(here.receive())
-    with zmq.Context() as context:
-        askers = [asking(context, here.address) for _ in range(3)]
-        for number, asker in enumerate(askers):
-            asker.send(b"ask %d" % number)
-        for number, asker in enumerate(askers):
-            assert await heard_by(asker) == b"to ask %d" % number
-        assert not receiving.done(), "a diverted frame is not received"
-        askers[0].send(b"a message")
-        assert await receiving == b"a message"
-        for asker in askers:
-            asker.close()
+    askers = [dealer(here.address) for _ in range(3)]
+    for number, asker in enumerate(askers):
+        asker.send(b"ask %d" % number)
+    for number, asker in enumerate(askers):
+        assert await heard_by(asker) == b"to ask %d" % number
+    assert not receiving.done(), "a diverted frame is not received"
+    askers[0].send(b"a message")
+    assert await receiving == b"a message"
     assert replied == [True] * 3
     assert not here.reply(b"nobody", b"frame")
 
 
-async def test_more_diverted_frames_than_a_turn_reads_hide_nothing(sideband: MakeSideband) -> None:
+async def test_more_diverted_frames_than_a_turn_reads_hide_nothing(
+    sideband: MakeSideband, dealer: MakeDealer
+) -> None:
     """A turn of the loop reads 64 frames. When none of them was for `receive`, what was queued
     behind them was seen only when something else arrived: frames of several parts, which anybody
     may send, could so silence the sideband."""
     here = sideband()
     seen: list[bytes] = []
     here.divert(b"ask", lambda route, frame: seen.append(frame))
-    with zmq.Context() as context, asking(context, here.address) as asker:
-        for waits_first in (True, False):
-            receiving = asyncio.create_task(here.receive()) if waits_first else None
-            await asyncio.sleep(0)
-            for _ in range(500):
-                asker.send(b"ask")
-                asker.send_multipart([b"of", b"parts"])
-            asker.send(b"behind them")
-            receiving = receiving or asyncio.create_task(here.receive())
-            assert await asyncio.wait_for(receiving, 20) == b"behind them"
+    asker = dealer(here.address)
+    for waits_first in (True, False):
+        receiving = asyncio.create_task(here.receive()) if waits_first else None
+        await asyncio.sleep(0)
+        for _ in range(500):
+            asker.send(b"ask")
+            asker.send_multipart([b"of", b"parts"])
+        asker.send(b"behind them")
+        receiving = receiving or asyncio.create_task(here.receive())
+        assert await asyncio.wait_for(receiving, 20) == b"behind them"
     assert len(seen) == 1000
     assert here.dropped == 1000
 
@@ -330,13 +339,15 @@ async def test_who_hears_gets_what_waited_and_each_frame_once_in_order(
     there.hear(take)
     await until(lambda: len(heard) >= 20)
     for frame in frames[20:]:
-        await until(lambda frame=frame: here.send(B, frame))  # type: ignore[misc]
+        await until(lambda frame=frame: here.send(B, frame))
         await asyncio.sleep(0)
     await until(lambda: len(heard) >= len(frames))
     assert heard == frames
 
 
-async def test_who_asks_and_does_not_read_gets_no_more(sideband: MakeSideband) -> None:
+async def test_who_asks_and_does_not_read_gets_no_more(
+    sideband: MakeSideband, dealer: MakeDealer
+) -> None:
     """Only a few answers wait for him, and nobody else notices."""
     here = sideband()
     told: list[bool] = []
@@ -344,20 +355,16 @@ async def test_who_asks_and_does_not_read_gets_no_more(sideband: MakeSideband) -
     answers_max = REPLIES_MAX + (32 << 20) // len(answer)  # and what the kernel holds
     here.divert(b"ask", lambda route, _: told.append(here.reply(route, answer)))
     receiving = asyncio.create_task(here.receive())
-    with zmq.Context() as context:
-        greedy, modest = context.socket(zmq.DEALER), asking(context, here.address)
-        greedy.setsockopt(zmq.RCVHWM, 1)
-        greedy.setsockopt(zmq.RCVBUF, 1 << 14)
-        greedy.setsockopt(zmq.LINGER, 0)
-        greedy.connect(here.address)
-        while True not in told or told[-1]:
-            greedy.send(b"ask")
-            await asyncio.sleep(0)
-            assert told.count(True) <= answers_max, "unbounded"
-        modest.send(b"ask")
-        assert await heard_by(modest) == answer
-        greedy.close()
-        modest.close()
+    greedy, modest = dealer(), dealer(here.address)
+    greedy.setsockopt(zmq.RCVHWM, 1)
+    greedy.setsockopt(zmq.RCVBUF, 1 << 14)
+    greedy.connect(here.address)
+    while True not in told or told[-1]:
+        greedy.send(b"ask")
+        await asyncio.sleep(0)
+        assert told.count(True) <= answers_max, "unbounded"
+    modest.send(b"ask")
+    assert await heard_by(modest) == answer
     receiving.cancel()
 
 
@@ -373,52 +380,49 @@ FLOOD = 3_000
 
 @pytest.mark.parametrize(("prefix", "hears"), [(b"", False), (b"look", False), (b"", True)])
 async def test_a_flood_is_read_no_faster_than_its_limit_and_a_friend_in_its_turn(
-    sideband: MakeSideband, prefix: bytes, hears: bool
+    sideband: MakeSideband, dealer: MakeDealer, prefix: bytes, hears: bool
 ) -> None:
     """`prefix`: the flood is of frames that are diverted, and never reach `receive`. `hears`: they
     are handed to a function. Slowness can only make it read less: the count is held against the
     time that there was."""
-    there, friend = sideband(), sideband()
+    friend, there = await connected(sideband)
     heard: list[bytes] = []
     there.divert(b"look", lambda _, frame: heard.append(frame))
     loop = asyncio.get_running_loop()
-    friend.connect(B, there.address)
-    friend.send(B, b"first")
-    assert await there.receive() == b"first"
 
     async def listen() -> None:
         while True:
             heard.append(await there.receive())
 
-    with zmq.Context() as context, context.socket(zmq.DEALER) as flooder:
-        flooder.setsockopt(zmq.LINGER, 0)
-        flooder.setsockopt(zmq.SNDHWM, 0)
-        flooder.connect(there.address)
-        since_s = loop.time()
-        for number in range(FLOOD):
-            flooder.send(prefix + b"%d" % number)
-        friend.send(B, b"friend")
-        if hears:
-            there.hear(lambda found: heard.append(found.frame))
-        listening = asyncio.create_task(asyncio.Event().wait() if hears else listen())
-        await until(lambda: b"friend" in heard)
-        assert len(heard) < FLOOD, "it does not stand behind the flood"
-        await until(lambda: len(heard) >= FLOOD / 2)
-        turns = (loop.time() - since_s) / FLOOD_REST_S + 2
-        assert len(heard) <= turns * FRAMES_PER_TURN
-        listening.cancel()
+    flooder = dealer()
+    flooder.setsockopt(zmq.SNDHWM, 0)
+    flooder.connect(there.address)
+    since_s = loop.time()
+    for number in range(FLOOD):
+        flooder.send(prefix + b"%d" % number)
+    friend.send(B, b"friend")
+    if hears:
+        there.hear(lambda found: heard.append(found.frame))
+    listening = asyncio.create_task(asyncio.Event().wait() if hears else listen())
+    await until(lambda: b"friend" in heard)
+    assert len(heard) < FLOOD, "it does not stand behind the flood"
+    await until(lambda: len(heard) >= FLOOD / 2)
+    turns = (loop.time() - since_s) / FLOOD_REST_S + 2
+    assert len(heard) <= turns * FRAMES_PER_TURN
+    listening.cancel()
 
 
-async def test_a_turn_reads_a_bounded_number_of_bytes(sideband: MakeSideband) -> None:
+async def test_a_turn_reads_a_bounded_number_of_bytes(
+    sideband: MakeSideband, dealer: MakeDealer
+) -> None:
     there = sideband()
     frame, turns = bytes(BYTES_PER_TURN // 4), []
     read = there._read
-    there._read = lambda take: (read(take), turns.append(there.bytes_received))[0]  # type: ignore[method-assign]
-    with zmq.Context() as context, context.socket(zmq.DEALER) as flooder:
-        flooder.connect(there.address)
-        for _ in range(40):
-            flooder.send(frame)
-        for _ in range(40):
-            assert len(await asyncio.wait_for(there.receive(), 60)) == len(frame)
+    there._read = lambda take: (read(take), turns.append(there.bytes_received))[0]
+    flooder = dealer(there.address)
+    for _ in range(40):
+        flooder.send(frame)
+    for _ in range(40):
+        assert len(await asyncio.wait_for(there.receive(), 60)) == len(frame)
     steps = [after - before for before, after in itertools.pairwise([0, *turns])]
     assert max(steps) <= BYTES_PER_TURN

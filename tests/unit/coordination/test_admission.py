@@ -114,21 +114,6 @@ def test_a_hello_in_the_name_of_another_life_is_nobodys() -> None:
     assert door.admission.hellos == {}
 
 
-def test_who_meets_its_own_live_former_life_is_refused_only_if_that_lives_on() -> None:
-    door = Door()
-    again = of(1, life=1)
-    assert door.knock(again) == (False, []), "it may just be dying"
-    for _ in range(3):
-        door.now_ns += DETECT_NS
-        door.views[1].heard_ns = door.now_ns
-        fits, effects = door.knock(again)
-        assert not fits
-    detail = "another live process says it is rack 1 of job 'job'"
-    assert refused(effects) == [("taken", detail)]
-    door.silence(1)
-    assert door.knock(again)[0], "now it is over"
-
-
 def test_a_rack_of_another_size_or_number_cannot_be_seated() -> None:
     door = Door()
     stranger = replace(of(1), seat=replace(seat(1), member=Member(7, 5)))
@@ -237,20 +222,6 @@ def test_before_the_start_hellos_are_kept_and_repeated() -> None:
     door.views[1] = MemberView(member(1), door.now_ns)
     fits, effects = door.knock(of(1))
     assert (fits, effects) == (True, []), "it says so until it is answered"
-
-
-def test_the_lowest_rack_is_the_measure() -> None:
-    door = Door(NOT_BEGUN)
-    other = of(1, facts=(("model", "big"), ("steps", "8")))
-    for body in (of(0), other, of(2)):
-        door.knock(body)
-    effects: list[Effect] = []
-    assert door.admission.first_misfit(effects) == 1
-    assert refused(effects) == [
-        ("plan", "rack 1 differs from rack 0: model is big there and not here")
-    ]
-    assert sorted(door.admission.hellos) == [0, 2]
-    assert door.admission.first_misfit([]) is None
 
 
 def test_a_refusal_takes_nobodys_place_and_is_noted_once() -> None:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.ballots import ballot_of, count_of
-from mend.consensus.records import TEXT_MAX, Commit, Drop, Ended, Genesis, Roster, Seat
+from mend.consensus.records import Commit, Drop, Ended, Genesis, Roster, Seat
 from mend.coordination.admission import VISITOR
 from mend.coordination.ending import END_REPEATED_NS, FAREWELL_NS
 from mend.coordination.events import Connect, Finished
@@ -116,27 +116,6 @@ def test_the_lowest_rack_is_the_measure_also_when_it_comes_last() -> None:
     ((kind, detail),) = job.refusals(effects, 1)
     assert kind == "plan"
     assert detail.startswith("rack 1 differs from rack 0: staleness_max_rounds is")
-
-
-def test_a_long_reason_is_cut_to_what_a_receiver_reads() -> None:
-    job = Job(racks=2)
-    job.hear(0, hello(0, facts=(("model", "a" * TEXT_MAX),)))
-    effects = job.hear(1, hello(1, facts=(("model", "b" * TEXT_MAX),)))
-    ((_, detail),) = job.refusals(effects, 1)
-    assert detail.startswith("rack 1 differs from rack 0: model is")
-    assert len(detail) == TEXT_MAX
-
-
-def test_hellos_that_cannot_be_seated() -> None:
-    job = Job(racks=2)
-    ((kind, detail),) = job.refusals(job.hello(1, racks=3), 1)
-    remedy = "give every rack and the witness the same racks (MEND_RACKS)"
-    said = f"it is configured for racks=3, this job for racks=2: {remedy}"
-    assert (kind, detail) == ("racks", said), "both numbers, the setting and what to do"
-    ((kind, detail),) = job.refusals(job.hello(5), 2)
-    assert (kind, detail) == ("racks", "rack 5, but this job has racks 0 to 1 (rack, MEND_RACK)")
-    assert job.hear(0, hello(1)) == [], "in the name of another: no rack speaks so"
-    assert job.machine.views == {}
 
 
 def test_two_live_processes_with_one_number_the_second_is_refused() -> None:
@@ -261,18 +240,6 @@ def test_a_whole_round() -> None:
     assert job.orders[0].gathers == ()
 
 
-def test_members_ascend_whatever_the_order_of_arrival() -> None:
-    job = Job(racks=4).begun()
-    offers = [offer(rack) for rack in range(4)]
-    for rack in (2, 0, 3, 1):
-        job.say(rack, offers=(offers[rack],))
-    job.offered(*offers[::-1])
-    job.held()
-    record = job.records[1]
-    assert isinstance(record, Commit)
-    assert [share.member.rack for share in record.members] == [0, 1, 2, 3]
-
-
 def test_an_offer_arrives_when_it_cannot_be_lost_any_more() -> None:
     """With a witness both racks must have it; without one rack 0 is in every quorum."""
     job = Job(racks=2, witness=True, grace_ns=0).begun()
@@ -318,16 +285,6 @@ def test_below_k_nothing_commits_and_it_is_said_why() -> None:
     assert job.orders[0].why == why
     job.say(1, declined=(Declined(0, 0, "its delta is not finite"),))
     assert job.orders[0].gathers == (), "a refused capture is no offer"
-
-
-def test_one_result_alone_is_never_committed_with_a_witness() -> None:
-    job = Job(racks=2, witness=True).begun()
-    job.offered(offer(0), offer(1))
-    job.held(0)
-    for _ in range(30):
-        job.tick(SECOND)
-        job.say(0)
-    assert job.records[1:] == []
 
 
 def test_racks_that_differ_are_reported_and_asked_again() -> None:
@@ -760,16 +717,6 @@ def test_a_rack_that_said_its_last_word_is_removed() -> None:
     assert job.machine.log.appended.voters == {member(0), member(2), member(WITNESS)}
 
 
-def test_the_last_rack_does_not_leave_alone() -> None:
-    job = Job(racks=1).begun()
-    job.say(0, leaving=True, hurry=True, idle=False)
-    assert len(job.records) == 1
-    done(job, 0)
-    record = job.records[-1]
-    assert isinstance(record, Roster)
-    assert record.members == ()
-
-
 # -------------------------------------------------------------- large jobs
 
 
@@ -786,7 +733,6 @@ def test_reports_of_many_racks_are_acted_on_together() -> None:
     for rack in range(12):
         assert job.say(rack, offers=(offer(rack),)) == []
     due_ns = job.machine.deadline_ns()
-    assert due_ns is not None
     assert 0 < due_ns - job.now_ns <= batch_ns(12)
     told = [body for body in sent(job.tick(due_ns - job.now_ns)) if isinstance(body, Orders)]
     assert len(told) == 12

@@ -70,7 +70,6 @@ class Candidate:
         """Wait until it is its turn."""
         self.move()
         due_ns = self.election.due_ns()
-        assert due_ns is not None
         effects = self.move(due_ns - self.now_ns)
         assert self.proposer.standing
         return effects
@@ -236,7 +235,7 @@ def test_the_question_is_repeated_each_heartbeat_and_at_once_when_it_changes() -
     candidate.proposer.log.decide(2)
     effects = candidate.move()
     assert asked(effects) == [0, 2, WITNESS]
-    assert [e.body.after for e in effects if isinstance(e, Send)] == [2, 2, 2]  # type: ignore[union-attr]
+    assert [e.body.after for e in effects if isinstance(e, Send)] == [2, 2, 2]
 
 
 def test_candidate_asks_voters_named_by_a_longer_log() -> None:
@@ -288,7 +287,6 @@ def test_former_coordinator_stands_again_at_once_and_former_candidate_waits() ->
     candidate.proposer.step_down()
     candidate.election.lost(candidate.now_ns, at_once=False)
     due_ns = candidate.election.due_ns()
-    assert due_ns is not None
     assert due_ns >= candidate.now_ns + DETECT_NS
     candidate.election.lost(candidate.now_ns, at_once=True)
     assert candidate.election.due_ns() == due_ns - DETECT_NS
@@ -299,31 +297,24 @@ def test_former_coordinator_stands_again_at_once_and_former_candidate_waits() ->
 # -------------------------------------------------------------- who is dead
 
 
-def attesting(**changes: Any) -> Candidate:
-    begin = genesis(racks=3, witness=True)
-    settings = replace(begin.policy, **{"restart_attests": True, **changes})
-    return Candidate(1, [replace(begin, policy=settings)])
+UNATTESTED = replace(BEGIN, policy=replace(BEGIN.policy, restart_attests=False))
+"""As BEGIN, and no launcher's word counts."""
 
 
 def of(rack: int, life: int, **changes: Any) -> Hello:
-    return hello(rack, racks=3, life=life, restart_attests=True, **changes)
+    return hello(rack, racks=3, life=life, **changes)
 
 
 def test_nothing_else_attests_a_death() -> None:
     """A life that is declared dead and is not would go on as a job of its own."""
     for reason, candidate, sender, body in (
-        ("not configured", attesting(restart_attests=False), member(0, life=1), of(0, 1)),
+        ("not configured", Candidate(records=[UNATTESTED]), member(0, life=1), of(0, 1)),
         ("not begun", Candidate(1, []), member(0, life=1), of(0, 1)),
-        ("still the same life", attesting(), member(0), of(0, 0)),
-        ("in another's name", attesting(), member(0, life=1), of(0, 2)),
-        (
-            "of another job's settings",
-            attesting(),
-            member(0, life=1),
-            of(0, 1, staleness_max_rounds=9),
-        ),
-        ("my own rack's", attesting(), member(1, life=1), of(1, 1)),
-        ("no rack of this job", attesting(), member(5, life=1), of(5, 1)),
+        ("still the same life", Candidate(), member(0), of(0, 0)),
+        ("in another's name", Candidate(), member(0, life=1), of(0, 2)),
+        ("other settings", Candidate(), member(0, life=1), of(0, 1, staleness_max_rounds=9)),
+        ("my own rack's", Candidate(), member(1, life=1), of(1, 1)),
+        ("no rack of this job", Candidate(), member(5, life=1), of(5, 1)),
     ):
         candidate.election.attest(sender, body)
         assert candidate.proposer.dead == set(), reason
@@ -352,8 +343,7 @@ def test_only_its_answer_to_this_candidacy_does_so() -> None:
     cast.election.meet_witness(member(WITNESS), answer_in(cast.proposer.ballot))
     cast.election.meet_witness(member(2, 1), answer_in(cast.proposer.ballot))
     assert (cast.proposer.dead, cast.proposer.returned) == (set(), None)
-    begun = replace(BEGIN, policy=replace(BEGIN.policy, restart_attests=False))
-    cast = Candidate(records=(begun,))
+    cast = Candidate(records=[UNATTESTED])
     cast.stands()
     cast.election.meet_witness(again, answer_in(cast.proposer.ballot))
     assert cast.proposer.dead == set()
@@ -362,14 +352,13 @@ def test_only_its_answer_to_this_candidacy_does_so() -> None:
 def test_a_hello_that_may_be_older_than_the_seated_life_is_asked_about_it() -> None:
     """Rack 0 was started three times; the second life's hello waited in a queue, and the third has
     the seat, alive. It never had a seat, so no list of former members knows it."""
-    candidate = attesting()
+    candidate = Candidate()
     stale = of(0, 2)
     for late in (replace(stale, after=()), replace(stale, after=(life_of(member(0, 7)),))):
         effects = candidate.election.attest(member(0, life=2), late)
         assert candidate.proposer.dead == set()
         way, question = effects
         assert way == Connect(Peer(0, VISITOR), late.seat.address), "not the seated life's way"
-        assert isinstance(question, Send)
         seated = Challenge(late.seat.member.incarnation, life_of(member(0)))
         assert question == Send(Peer(0, VISITOR), seated)
     answer = replace(stale, after=(life_of(member(0, 1)), life_of(member(0))))
@@ -379,7 +368,7 @@ def test_a_hello_that_may_be_older_than_the_seated_life_is_asked_about_it() -> N
 
 def test_a_newcomer_without_a_vote_is_attested_as_well() -> None:
     """It may hold what no voter that lives does, so its promise is asked for, in vain."""
-    candidate = attesting()
+    candidate = Candidate()
     learns = roster(1, [0, 1, 2], non_voters=(2,), witness=True)
     log = candidate.acceptor.log
     candidate.acceptor.append(FIRST, 1, log.chain(1), [learns], 2, 2)
@@ -393,7 +382,6 @@ def test_a_newcomer_without_a_vote_is_attested_as_well() -> None:
 def alone(rack: int) -> Candidate:
     """Rack 0 votes alone, as rack 1 was silent, and the witness is of no use beside one rack."""
     begin = genesis(racks=2, witness=True)
-    begin = replace(begin, policy=replace(begin.policy, restart_attests=True))
     return Candidate(rack, [begin, roster(1, [0, 1], non_voters=[1, WITNESS], witness=True)])
 
 
@@ -401,7 +389,7 @@ def test_nonvoter_stands_when_all_voters_are_dead() -> None:
     for rack in (1, WITNESS):
         candidate = alone(rack)
         assert not candidate.election.may_stand()
-        candidate.election.attest(member(0, life=1), hello(0, life=1, restart_attests=True))
+        candidate.election.attest(member(0, life=1), hello(0, life=1))
         assert candidate.election.may_stand()
         candidate.move()
         effects = candidate.move(10 * DETECT_NS)

@@ -8,14 +8,7 @@ from mend.coordination.first_version import FirstVersion, unheld, why_first_vers
 from mend.coordination.messages import Refusal
 from mend.types import Peer
 from tests.unit.coordination.job import Job
-from tests.unit.coordination.nouns import (
-    DETECT_NS,
-    HEARTBEAT_NS,
-    genesis,
-    hello,
-    member,
-    report,
-)
+from tests.unit.coordination.nouns import DETECT_NS, HEARTBEAT_NS, genesis, hello, member, report
 
 NONE, HELD, HALF = (-1, -1), (0, 0), (0, -1)
 

@@ -16,7 +16,7 @@ def grace(**changes: int | None) -> int:
         "step_ns": 100 * MS, "quorum_ns": 100 * MS, "sync_ns": 100 * MS, "overlap_steps": 10,
         "gap_steps": 20, "limit_ns": 10 * SECOND,
     }  # fmt: skip
-    return adaptive_grace_ns(**{**told, **changes})  # type: ignore[arg-type]
+    return adaptive_grace_ns(**{**told, **changes})
 
 
 def test_half_of_the_slack_is_spent() -> None:

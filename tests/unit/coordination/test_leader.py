@@ -33,11 +33,9 @@ from mend.coordination.messages import (
     MergeProposal,
     Message,
     OfferId,
-    Orders,
     Partial,
     Prepare,
     RankOrders,
-    RankReport,
     Reason,
     Refusal,
     Report,
@@ -659,26 +657,6 @@ def test_orders_are_obeyed_only_from_the_owner_of_a_current_ballot() -> None:
     assert rack.report.acceptor_state.last == 2
 
 
-def test_a_coordinator_that_was_started_again_counts_from_one_again() -> None:
-    """Before the log has begun; serials of its former life must not silence it."""
-    rack = Rack()
-    rack.say(0)
-    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(500, ballot=EPOCH, missing=(0,)))
-    rack.hear(COORDINATOR, COORDINATOR_LIFE + 1, orders(1, [genesis()], ballot=EPOCH))
-    assert rack.report.acceptor_state.decided == 1
-
-
-def test_orders_for_a_former_life_are_refused() -> None:
-    """A frame that was under way when the rack was started again, of this run or an earlier one."""
-    rack = Rack()
-    rack.say(0)
-    before = member(RACK, life=1).incarnation
-    rack.hear(COORDINATOR, 5, orders(9, [genesis()], ballot=EPOCH, to=before))
-    assert rack.report.acceptor_state.last == 0
-    rack.told(genesis())
-    assert rack.report.acceptor_state.last == 1
-
-
 def test_a_rack_follows_whoever_took_over() -> None:
     """Its reports go there, and it keeps the others reachable, any of which may be the next."""
     rack = Rack().begun()
@@ -687,7 +665,6 @@ def test_a_rack_follows_whoever_took_over() -> None:
     body = orders(1, rack.log.after(0), ballot=ballot)
     rack.hear(successor, member(0).incarnation, body)
     told = rack.last[successor]
-    assert isinstance(told, Report)
     assert (told.acceptor_state.accepted, told.acceptor_state.last) == (ballot, 2)
     effects = rack.tick(HEARTBEAT_NS + HEARTBEAT_NS // 4)
     assert len(sent(effects, successor)) == 1
@@ -730,7 +707,6 @@ def test_a_rack_that_has_not_heard_all_its_ranks_holds_nothing() -> None:
     rack.tick(DETECT_NS)
     question = Prepare(7, ballot_of(2, 0), rack.log.lineage, 1)
     (vote,) = sent(rack.hear(Peer(0, 0), member(0).incarnation, question), Peer(0, 0))
-    assert isinstance(vote, Vote)
     assert vote.held == (-1,)
 
 
@@ -781,15 +757,6 @@ def test_a_silent_coordinator_is_noticed_once_and_so_is_its_return() -> None:
     assert rack.to_rank(0).why == ("waiting for rack 0",)
 
 
-def test_an_old_frame_of_the_coordinator_is_a_sign_of_life() -> None:
-    rack = Rack().begun()
-    again = orders(rack.orders_serial, rack.log.after(0), ballot=EPOCH)
-    for _ in range(4):
-        rack.now_ns += DETECT_NS // 2
-        effects = rack.hear(COORDINATOR, COORDINATOR_LIFE, again)
-        assert notes(effects, "coordinator-silent") == []
-
-
 def test_everything_is_repeated_each_heartbeat_and_said_at_once_when_new() -> None:
     rack = Rack().begun()
     rack.tick(2 * HEARTBEAT_NS)
@@ -815,27 +782,3 @@ def test_the_last_word_is_the_newest() -> None:
     assert word.body.gone
     assert not rack.report.gone
     assert word.body.serial > rack.report.serial
-
-
-def test_orders_must_be_orders() -> None:
-    """A leader is not a coordinator: reports and hellos of others are none of its business."""
-    rack = Rack().begun()
-    before = rack.report.acceptor_state
-    for body in (hello(0), rank_report(1)):
-        rack.hear(COORDINATOR, COORDINATOR_LIFE, body)
-    assert isinstance(rack.machine.orders, Orders)
-    assert all(isinstance(each, RankReport) for each in rack.machine.reports.newest.values())
-    assert rack.report.acceptor_state == before
-
-
-def test_a_rack_with_a_seat_hears_no_refusal() -> None:
-    """Whoever has its incarnation, which travels in every frame, stopped it in mid-training."""
-    rack = Rack()
-    no = Refusal(member(RACK).incarnation, "taken", "forged")
-    rack.told(genesis(), decided=0)
-    rack.told()
-    assert rack.hear(COORDINATOR, COORDINATOR_LIFE, no) == []
-    assert rack.machine.failure == ("", "")
-    unseated = Rack()
-    unseated.hear(COORDINATOR, COORDINATOR_LIFE, no)
-    assert unseated.machine.failure == ("Refused", "forged")

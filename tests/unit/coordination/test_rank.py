@@ -113,6 +113,12 @@ class Rack:
         fragment = offers[0].fragment
         return self.told(gathers=(MergeProposal(fragment, version, attempt, offers),))
 
+    def ready(self, *offers: Offer) -> list[Effect]:
+        """These are here, and named for version 1."""
+        self.told(offers=offers)
+        self.fetched(*offers)
+        return self.gather(1, *offers)
+
     def merged(self, version: int, result: int | None = None, attempt: int = 1) -> list[Effect]:
         found = digest(1000 * version if result is None else result)
         return self(ev.Merged(0, version, attempt, found))
@@ -179,7 +185,6 @@ def test_a_copy_that_fails_is_tried_again_each_time_twice_as_late() -> None:
         assert of(ev.PublishAnchor, effects) == of(ev.Copy, effects) == []
         assert of(ev.Copy, rack.tick(wait_ns - 1)) == []
         due_ns = rack.machine.deadline_ns()
-        assert due_ns is not None
         assert due_ns <= rack.now_ns + 1
         assert len(of(ev.Copy, rack.tick(1))) == 1
         wait_ns = min(2 * wait_ns, RETRY_NS_MAX)
@@ -194,7 +199,6 @@ def test_a_rack_without_a_seat_waits_for_nothing_that_it_could_not_do() -> None:
     rack.told(roster(1, [0, 2]))
     rack.tick(RETRY_NS_MAX)
     due_ns = rack.machine.deadline_ns()
-    assert due_ns is not None
     assert due_ns > rack.now_ns
 
 
@@ -249,13 +253,10 @@ def test_records_behind_a_gap_wait_for_what_is_missing() -> None:
 def test_only_its_own_leader_in_this_life_is_obeyed() -> None:
     rack = Rack(ranks=2, rank=1)
     for peer, life in ((Peer(MINE, 1), 0), (Peer(OTHER, 0), 0), (Peer(MINE, 0), 1)):
-        assert (
-            of(ev.RecordCommitted, rack.hear(rank_orders(5, [rack.genesis]), peer=peer, life=life))
-            == []
-        )
-    assert of(ev.RecordCommitted, rack.hear(rank_orders(6, [genesis(fragments=2)]))) == [], (
-        "another plan"
-    )
+        effects = rack.hear(rank_orders(5, [rack.genesis]), peer=peer, life=life)
+        assert of(ev.RecordCommitted, effects) == []
+    effects = rack.hear(rank_orders(6, [genesis(fragments=2)]))
+    assert of(ev.RecordCommitted, effects) == [], "another plan"
     assert len(of(ev.RecordCommitted, rack.hear(rank_orders(7, [rack.genesis])))) == 1
 
 
@@ -289,7 +290,6 @@ def test_what_a_rank_holds_waits_for_more_where_racks_are_many() -> None:
     rack.now_ns += batch_ns(20) - 1
     assert sent(rack.fetched(second)) == []
     (told,) = sent(rack.tick(1))
-    assert isinstance(told, RankReport)
     assert told.got == (offer_id(first), offer_id(second))
 
 
@@ -343,9 +343,7 @@ def test_a_merge_starts_when_all_payloads_are_here() -> None:
 def test_weights_may_be_equal_by_configuration() -> None:
     rack = Rack(token_weighted=False).begun()
     a, b = offer(OTHER, tokens=10), offer(THIRD, tokens=20)
-    rack.told(offers=(a, b))
-    rack.gather(1, a, b)
-    (merge,) = of(ev.Merge, rack.fetched(a, b))
+    (merge,) = of(ev.Merge, rack.ready(a, b))
     assert merge.weights == (0.5, 0.5)
 
 
@@ -353,9 +351,7 @@ def test_offers_of_unequal_steps_stretch_the_step() -> None:
     rack = Rack().begun()
     a = offer(OTHER, tokens=8, steps=8)
     b = offer(THIRD, tokens=4, steps=4)
-    rack.told(offers=(a, b))
-    rack.gather(1, a, b)
-    (merge,) = of(ev.Merge, rack.fetched(a, b))
+    (merge,) = of(ev.Merge, rack.ready(a, b))
     assert merge.weights == (0.5, 0.5), "each step alike"
     assert merge.stretch == pytest.approx(2 * (64 + 16) / 12**2)
 
@@ -367,9 +363,7 @@ def test_momentum_waits_where_the_offers_of_a_merge_point_against_it() -> None:
             replace(offer(each), along=along, against=against)
             for each, (along, against) in zip((OTHER, THIRD), balances, strict=True)
         )
-        rack.told(offers=(a, b))
-        rack.gather(1, a, b)
-        (merge,) = of(ev.Merge, rack.fetched(a, b))
+        (merge,) = of(ev.Merge, rack.ready(a, b))
         assert merge.waits is waits
 
 
@@ -423,9 +417,7 @@ def test_a_gather_brings_offers_that_were_not_announced() -> None:
 def test_another_attempt_begins_anew_and_looks_at_its_inputs() -> None:
     rack = Rack().begun()
     a, b = offer(OTHER), offer(THIRD)
-    rack.told(offers=(a, b))
-    rack.fetched(a, b)
-    rack.gather(1, a, b)
+    rack.ready(a, b)
     rack.merged(1)
     effects = rack.gather(1, a, attempt=2)
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 1, 1)]
@@ -442,9 +434,7 @@ def test_another_attempt_begins_anew_and_looks_at_its_inputs() -> None:
 def test_a_result_nobody_asks_for_any_more_is_forgotten() -> None:
     rack = Rack().begun()
     a, b = offer(OTHER), offer(THIRD)
-    rack.told(offers=(a, b))
-    rack.fetched(a, b)
-    rack.gather(1, a, b)
+    rack.ready(a, b)
     rack.gather(1, a, attempt=2)
     effects = rack.merged(1, attempt=1)
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 1, 1)]
@@ -454,9 +444,7 @@ def test_a_result_nobody_asks_for_any_more_is_forgotten() -> None:
 def test_a_spoiled_input_is_fetched_again_and_merged_again() -> None:
     rack = Rack().begun()
     theirs = offer(OTHER)
-    rack.told(offers=(theirs,))
-    rack.fetched(theirs)
-    rack.gather(1, theirs)
+    rack.ready(theirs)
     rack(ev.Fetched(theirs.member, 0, 1, error="its bytes changed in memory"))
     effects = rack(ev.Merged(0, 1, 1, "", error="an input failed its checksum"))
     assert notes(effects, "merge-failed")[0]["error"] == "an input failed its checksum"
@@ -468,9 +456,7 @@ def test_a_spoiled_input_is_fetched_again_and_merged_again() -> None:
 def test_a_spoiled_anchor_is_copied_again_before_anything_is_merged_onto_it() -> None:
     rack = Rack().begun()
     theirs = offer(OTHER)
-    rack.told(offers=(theirs,))
-    rack.fetched(theirs)
-    rack.gather(1, theirs)
+    rack.ready(theirs)
     effects = rack(ev.Spoiled(0, 0))
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 0)]
     effects = rack(ev.Merged(0, 1, 1, "", error="an input failed its checksum"))
@@ -486,9 +472,7 @@ def test_a_spoiled_anchor_is_copied_again_before_anything_is_merged_onto_it() ->
 def test_another_result_than_the_logs_is_never_published() -> None:
     rack = Rack().begun()
     theirs = offer(OTHER)
-    rack.told(offers=(theirs,))
-    rack.fetched(theirs)
-    rack.gather(1, theirs)
+    rack.ready(theirs)
     rack.merged(1, 666)
     effects = rack.told(commit(1, [theirs]))
     assert of(ev.PublishAnchor, effects) == []
@@ -504,9 +488,7 @@ def test_another_attempt_than_the_decided_one_is_no_fault() -> None:
     """Its members were others, so that its bits must be."""
     rack = Rack().begun()
     theirs, third = offer(OTHER), offer(THIRD)
-    rack.told(offers=(theirs, third))
-    rack.fetched(theirs, third)
-    rack.gather(1, theirs, third)
+    rack.ready(theirs, third)
     rack.merged(1, 666)
     effects = rack.told(commit(1, [theirs]))
     assert of(ev.PublishAnchor, effects) == []
@@ -516,9 +498,7 @@ def test_another_attempt_than_the_decided_one_is_no_fault() -> None:
 def test_proposal_is_not_guessed_after_the_next_round_gathers() -> None:
     rack = Rack().begun()
     theirs, later = offer(OTHER), offer(OTHER, 2, base=1)
-    rack.told(offers=(theirs,))
-    rack.fetched(theirs)
-    rack.gather(1, theirs)
+    rack.ready(theirs)
     rack.merged(1, 666)
     effects = rack.told(commit(1, [theirs]), gathers=(MergeProposal(0, 2, 1, (later,)),))
     assert of(ev.PublishAnchor, effects) == []
@@ -541,9 +521,7 @@ def test_decided_before_it_was_merged_here_it_is_merged_still() -> None:
 def test_a_merge_under_way_is_waited_for() -> None:
     rack = Rack().begun()
     theirs = offer(OTHER)
-    rack.told(offers=(theirs,))
-    rack.fetched(theirs)
-    rack.gather(1, theirs)
+    rack.ready(theirs)
     assert of(ev.Copy, rack.told(commit(1, [theirs]))) == []
     assert of(ev.PublishAnchor, rack.merged(1)) == [ev.PublishAnchor(0, 1, 1)]
 
@@ -722,10 +700,8 @@ def test_a_report_is_sent_at_once_when_it_changes_else_each_heartbeat() -> None:
     assert sent(rack.tick(HEARTBEAT_NS - 1)) == []
     assert rack.machine.deadline_ns() == rack.now_ns + 1
     (again,) = sent(rack.tick(1))
-    assert isinstance(again, RankReport)
     assert again == replace(first, serial=first.serial + 1)
     (changed,) = sent(rack(ev.StepReached(7, 50)))
-    assert isinstance(changed, RankReport)
     assert (changed.step, changed.step_ns, changed.serial) == (7, 50, first.serial + 2)
 
 
@@ -791,13 +767,10 @@ def test_reason_to_stop_reaches_every_rank_except_its_leader() -> None:
 # -------------------------------------------------------------- merges that need sums over the rack
 
 
-def asked(rack: Rack, *offers: Offer) -> list[Effect]:
+def asked(rack: Rack, *offers: Offer) -> None:
     """These are here and named, and this rank has measured its part."""
-    rack.told(offers=offers)
-    rack.fetched(*offers)
-    effects = rack.gather(1, *offers)
+    rack.ready(*offers)
     rack(ev.Measured(0, 1, 1, b"mine"))
-    return effects
 
 
 def test_a_rank_measures_first_reports_it_and_merges_with_the_total() -> None:
@@ -1015,7 +988,7 @@ def test_a_rank_that_has_read_nothing_begins_with_a_snapshot() -> None:
     assert (copy.version, copy.digest) == (2, digest(2000))
     assert rack.report.decided == 3
     rack.records = [rack.genesis, *(commit(v, [offer(OTHER, v)]) for v in (1, 2))]
-    assert of(ev.RecordCommitted, rack.told(commit(3, [offer(OTHER, 3)])))[0].record.version == 3  # type: ignore[union-attr]
+    assert of(ev.RecordCommitted, rack.told(commit(3, [offer(OTHER, 3)])))[0].record.version == 3
 
 
 def test_its_own_version_0_is_held_as_after_genesis() -> None:

@@ -56,7 +56,7 @@ def held(
 
 def gathering(*offers: Offer, **changes: int) -> tuple[Round, RoundInputs]:
     """A round whose members are fixed at 0 ns."""
-    round_, all_in = new_round(), inputs(*offers, **changes)  # type: ignore[arg-type]
+    round_, all_in = new_round(), inputs(*offers, **changes)
     assert round_.advance(replace(all_in, live=frozenset(o.member.rack for o in offers)), 0) is None
     assert round_.phase is Phase.GATHER
     return round_, all_in
@@ -327,7 +327,6 @@ def test_members_are_fixed_once_it_gathers() -> None:
     late = inputs(offer(0, applied=1), offer(1), offer(2))
     assert round_.advance(late, SECOND) is None
     gather = round_.gather(0)
-    assert gather is not None
     assert gather.members == (offer(0), offer(1))
 
 
@@ -456,7 +455,6 @@ def test_a_member_that_is_removed_takes_its_offer_out_of_a_round_that_gathers() 
     said = held(0, 1, 2, attempt=round_.attempt)
     assert round_.advance(replace(without, held=said), MS) is None
     again = round_.gather(0)
-    assert again is not None
     assert again.members == (mine,)
     commit = round_.advance(replace(without, held=held(0, 1, 2, attempt=again.attempt)), 2 * MS)
     assert isinstance(commit, Commit)
@@ -474,7 +472,6 @@ def test_racks_that_train_and_are_not_in_are_absent_and_stay_so_for_the_attempt(
     round_.advance(seen, 0)
     round_.advance(seen, GRACE_NS)
     gather = round_.gather(0)
-    assert gather is not None
     assert gather.absent == (TRAINS[0], TRAINS[2])
     later = replace(seen, works={}, live=frozenset({1}))
     round_.advance(later, GRACE_NS + SECOND)
@@ -556,7 +553,6 @@ def sliced(
 
 def told(round_: Round) -> tuple[int, bool, tuple[int, ...], list[int]]:
     gather = round_.gather(0)
-    assert gather is not None
     racks = [each.member.rack for each in gather.members]
     return gather.attempt, gather.sharded, gather.merged, racks
 

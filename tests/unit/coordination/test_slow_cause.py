@@ -28,6 +28,13 @@ def measured(
     return list(effects)
 
 
+def begun(search: CauseSearch, ratio: float) -> int:
+    """The number of the benchmark that a verdict of this ratio begins."""
+    (asked,) = search.begin(ratio)
+    assert asked == Validate(asked.number, STEPS)
+    return asked.number
+
+
 def healthy() -> CauseSearch:
     search = CauseSearch(1, 3)
     assert search.begin() == [Validate(1, STEPS)]
@@ -37,10 +44,8 @@ def healthy() -> CauseSearch:
 
 def test_a_matrix_product_that_takes_three_times_as_long() -> None:
     search = healthy()
-    (asked,) = search.begin(3.0)
-    assert isinstance(asked, Validate)
-    assert asked.steps == STEPS
-    (note,) = measured(search, asked.number, 30 * MS, {0: 5 * MS, 2: 5 * MS}, waited=100_000)
+    asked = begun(search, 3.0)
+    (note,) = measured(search, asked, 30 * MS, {0: 5 * MS, 2: 5 * MS}, waited=100_000)
     assert search.cause == Cause(COMPUTE)
     assert note == Note(
         RackSlowCause(
@@ -56,9 +61,8 @@ def test_a_wait_for_data_that_was_there_before_is_no_cause() -> None:
     """A fifth of a healthy step: of one that takes three times as long a fifth again is little."""
     for waited, cause in ((200_000, UNKNOWN), (500_000, INPUT)):
         search = healthy()
-        (asked,) = search.begin(3.0)
-        assert isinstance(asked, Validate)
-        measured(search, asked.number, 10 * MS, {0: 5 * MS, 2: 5 * MS}, waited)
+        asked = begun(search, 3.0)
+        measured(search, asked, 10 * MS, {0: 5 * MS, 2: 5 * MS}, waited)
         assert search.cause == Cause(cause)
 
 
@@ -74,52 +78,45 @@ def test_slow_link_is_named_by_its_other_end_if_it_is_no_scheduler(
     slow: float, pulls: dict[int, int], cause: Cause, told: tuple[str, object]
 ) -> None:
     search = healthy()
-    (asked,) = search.begin(slow)
-    assert isinstance(asked, Validate)
-    (note,) = measured(search, asked.number, 10 * MS, pulls)
+    asked = begun(search, slow)
+    (note,) = measured(search, asked, 10 * MS, pulls)
     assert search.cause == cause
-    assert isinstance(note, Note)
     assert note.event.fields()[told[0]] == told[1]
 
 
 def test_what_comes_late_belongs_to_no_verdict() -> None:
     search = healthy()
-    (asked,) = search.begin(2.0)
-    assert isinstance(asked, Validate)
+    asked = begun(search, 2.0)
     search.over()
-    assert search.on_validated(Validated(asked.number, 9, 30 * MS, -1), LANES, 0) == []
-    assert search.on_probed(Probed(asked.number, 0), 0) == []
+    assert search.on_validated(Validated(asked, 9, 30 * MS, -1), LANES, 0) == []
+    assert search.on_probed(Probed(asked, 0), 0) == []
     assert search.cause is None
     assert search.due_ns() == []
 
 
 def test_pulls_end_after_a_second_and_none_begins_after_half_of_one() -> None:
     search = healthy()
-    (asked,) = search.begin(2.0)
-    assert isinstance(asked, Validate)
-    search.on_validated(Validated(asked.number, 9, 10 * MS, -1), LANES, 7)
+    asked = begun(search, 2.0)
+    search.on_validated(Validated(asked, 9, 10 * MS, -1), LANES, 7)
     assert search.tick(7 + PROBE_NS_MAX - 1) == []
     assert search.due_ns() == [7 + PROBE_NS_MAX]
     assert PROBES_NS < PROBE_NS_MAX
     (note,) = search.tick(7 + PROBE_NS_MAX)
     assert search.cause == Cause(LINK, 0), "rack 2 was not asked any more"
-    assert isinstance(note, Note)
     assert note.event.fields()["lane_ratios"] == {"0": 200.0}
 
 
 def test_a_verdict_before_there_is_anything_to_compare_with() -> None:
     search = CauseSearch(1, 0)
-    (asked,) = search.begin(3.0)
-    assert isinstance(asked, Validate)
-    effects = search.on_validated(Validated(asked.number, 9, 30 * MS, -1), {}, 0)
+    asked = begun(search, 3.0)
+    effects = search.on_validated(Validated(asked, 9, 30 * MS, -1), {}, 0)
     assert len(effects) == 1
     assert search.cause == Cause(UNKNOWN)
 
 
 def test_a_pull_that_fails_says_nothing_of_the_link() -> None:
     search = healthy()
-    (asked,) = search.begin(3.0)
-    assert isinstance(asked, Validate)
-    search.on_validated(Validated(asked.number, 9, 10 * MS, -1), {0: LANES[0]}, 0)
-    search.on_probed(Probed(asked.number, 0, "no way there"), 900 * MS)
+    asked = begun(search, 3.0)
+    search.on_validated(Validated(asked, 9, 10 * MS, -1), {0: LANES[0]}, 0)
+    search.on_probed(Probed(asked, 0, "no way there"), 900 * MS)
     assert search.cause == Cause(UNKNOWN)

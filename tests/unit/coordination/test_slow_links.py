@@ -9,12 +9,7 @@ import pytest
 from mend.coordination.events import Note
 from mend.coordination.messages import Pace, SlowLink
 from mend.coordination.slow import pace_of_rack, verdict_of
-from mend.coordination.slow_links import (
-    SAMPLE_NS,
-    SAMPLE_NS_MAX,
-    LinkPaces,
-    worst_links,
-)
+from mend.coordination.slow_links import SAMPLE_NS, SAMPLE_NS_MAX, LinkPaces, worst_links
 from mend.detector import DetectorOptions
 from mend.events.kinds import LinkSlow, LinkSlowOver
 from mend.types import MS, SECOND, Member

@@ -166,6 +166,12 @@ class Cabinet:
         return self.orders[self.me.rack].gathers
 
 
+def leading(rack: int = 1, **fields: Any) -> Cabinet:
+    cabinet = Cabinet(rack, **fields)
+    cabinet.takes_over()
+    return cabinet
+
+
 # -------------------------------------------------------------- becoming it
 
 
@@ -233,8 +239,7 @@ def test_rounds_open_only_behind_the_decided_ballot_record() -> None:
 
 def test_a_round_begins_anew_under_numbers_of_its_own() -> None:
     """A result of the same members in another ballot is not this one's."""
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     cabinet.offered(offer(0), offer(1), offer(2))
     cabinet.sleep(20 * SECOND)
     cabinet.offered(offer(1), offer(2))
@@ -263,12 +268,9 @@ def test_a_witness_takes_over_and_a_rack_with_its_vote() -> None:
 
 def test_remaining_racks_begin_a_new_lineage_and_report_it() -> None:
     """The launcher has started racks 0 and 2 again: their former lives are over."""
-    begin = genesis(racks=3)
-    settings = replace(begin.policy, restart_attests=True)
-    cabinet = Cabinet(records=[replace(begin, policy=settings)], reach=(1,))
+    cabinet = Cabinet(reach=(1,))
     for rack in (0, 2):
-        asks = replace(hello(rack, racks=3, life=1), policy=settings)
-        cabinet.hear(rack, asks, life=1)
+        cabinet.hear(rack, hello(rack, racks=3, life=1), life=1)
     cabinet.held = (0,)
     effects = cabinet.takes_over()
     assert notes(effects, "lineage") == [{"without": [0, 2], "versions": [0]}]
@@ -280,11 +282,8 @@ def test_remaining_racks_begin_a_new_lineage_and_report_it() -> None:
 
 def test_rack_that_is_heard_is_not_dead() -> None:
     """Attested by a hello of another life, yet it is heard: two launchers have a rack each."""
-    begin = genesis(racks=3)
-    settings = replace(begin.policy, restart_attests=True)
-    cabinet = Cabinet(records=[replace(begin, policy=settings)], reach=(1,))
-    asks = replace(hello(2, racks=3, life=1), policy=settings)
-    cabinet.hear(2, asks, life=1)
+    cabinet = Cabinet(reach=(1,))
+    cabinet.hear(2, hello(2, racks=3, life=1), life=1)
     assert cabinet.machine.proposer.dead == {member(2)}
     cabinet.say(2)
     assert cabinet.machine.proposer.dead == set()
@@ -348,8 +347,7 @@ def test_a_vote_that_nobody_asked_for_is_not_heard() -> None:
 
 def test_a_leader_hears_the_votes_of_seated_members_only() -> None:
     begin = genesis(racks=3, witness=True)
-    cabinet = Cabinet(records=[begin], reach=(1, 2, WITNESS))
-    cabinet.takes_over()
+    cabinet = leading(records=[begin], reach=(1, 2, WITNESS))
     lineage = log_of(begin).lineage
     later = a_vote(cabinet, promised=ballot_of(9, 0), lineage=lineage)
     assert cabinet.hear(WITNESS, later, life=1) == []
@@ -387,8 +385,7 @@ def by_ones_own_vote(cabinet: Cabinet, ballot: int) -> list[Effect]:
 def test_any_higher_ballot_ends_a_coordinators_own(
     said: Callable[[Cabinet, int], list[Effect]],
 ) -> None:
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     effects = said(cabinet, ballot_of(9, 2))
     assert {"ballot": 2} in notes(effects, "deposed")
     assert not any(isinstance(body, Orders) for body in sent(effects))
@@ -437,8 +434,7 @@ def test_a_witness_in_a_new_life_with_a_higher_promise_is_asked_again_in_a_highe
 
 def test_a_coordinator_that_meets_a_higher_promise_stands_again_soon() -> None:
     """Some voter promised to who could not win; all others still follow this one."""
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     cabinet.reach = {1, 2}
     effects = by_a_report(cabinet, ballot_of(9, 0))
     assert notes(effects, "deposed")
@@ -450,8 +446,7 @@ def test_a_coordinator_that_meets_a_higher_promise_stands_again_soon() -> None:
 
 def test_a_coordinator_whose_own_vote_went_to_a_rival_leaves_it_the_time_to_win() -> None:
     """The others still follow the old one, so that standing at once would beat the rival again."""
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     cabinet.sleep(100 * DETECT_NS)
     effects = by_ones_own_vote(cabinet, ballot_of(9, 2))
     effects += cabinet.tick(DETECT_NS - 1)
@@ -460,8 +455,7 @@ def test_a_coordinator_whose_own_vote_went_to_a_rival_leaves_it_the_time_to_win(
 
 
 def test_orders_of_another_job_depose_nobody() -> None:
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     cabinet.hear(2, replace(orders(1, [genesis(racks=2)]), ballot=ballot_of(9, 2)))
     assert cabinet.machine.proposer.leading
 
@@ -501,10 +495,10 @@ def test_a_witness_is_done_when_the_job_is() -> None:
 # -------------------------------------------------------------- who is put out
 
 
-def evicting(**policy: Any) -> Cabinet:
-    begin = genesis(racks=3)
-    settings = replace(begin.policy, evict_ns=30 * SECOND, **policy)
-    cabinet = Cabinet(records=[replace(begin, policy=settings)])
+def evicting(*, accepting: bool = True, **policy: Any) -> Cabinet:
+    settings = replace(BEGIN.policy, evict_ns=30 * SECOND, **policy)
+    cabinet = Cabinet(records=[replace(BEGIN, policy=settings)])
+    cabinet.accepting = accepting
     cabinet.takes_over()
     return cabinet
 
@@ -531,10 +525,7 @@ def test_a_dead_rack_is_put_out_evict_ns_after_the_take_over() -> None:
 
 
 def test_who_was_not_there_while_nothing_could_be_decided_is_not_put_out_at_once() -> None:
-    begin = genesis(racks=3)
-    cabinet = Cabinet(records=[replace(begin, policy=replace(begin.policy, evict_ns=30 * SECOND))])
-    cabinet.accepting = False
-    cabinet.takes_over()
+    cabinet = evicting(accepting=False)
     cabinet.tick(2 * DETECT_NS)
     cabinet.accepting = True
     repeat(cabinet, 2 * SECOND)
@@ -576,8 +567,7 @@ def heard_from(cabinet: Cabinet, racks: Sequence[int], duration_ns: int) -> list
 
 
 def test_a_coordinator_that_hears_no_quorum_stands_down_after_two_detection_times() -> None:
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     cabinet.reach = {1}
     effects = heard_from(cabinet, [1], 2 * DETECT_NS - DETECT_NS // 2)
     assert cabinet.machine.proposer.leading
@@ -588,8 +578,7 @@ def test_a_coordinator_that_hears_no_quorum_stands_down_after_two_detection_time
 
 
 def test_a_coordinator_that_hears_a_quorum_stays() -> None:
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     cabinet.reach = {1}
     assert not notes(heard_from(cabinet, [1, 2], 20 * DETECT_NS), "no-quorum")
     assert cabinet.machine.proposer.leading
@@ -597,8 +586,7 @@ def test_a_coordinator_that_hears_a_quorum_stays() -> None:
 
 def test_a_coordinator_that_slept_hears_the_others_first() -> None:
     """What waits in its inbox is not read yet when it looks at the clock."""
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     cabinet.reach = set()
     assert not notes(cabinet.sleep(100 * DETECT_NS), "no-quorum")
     assert cabinet.machine.proposer.leading
@@ -614,8 +602,7 @@ def test_voter_that_slept_does_not_stand() -> None:
 
 
 def test_coordinator_that_slept_calls_no_rack_silent() -> None:
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     heard = cabinet.orders[2].live
     assert 2 in heard
     cabinet.sleep(100 * DETECT_NS)
@@ -628,18 +615,14 @@ def test_coordinator_that_slept_calls_no_rack_silent() -> None:
 
 def test_a_lost_quorum_comes_back_with_the_racks_that_are_started_again() -> None:
     """Racks 0 and 2 die together under the coordinator of rack 1, and both are started again."""
-    begin = genesis(racks=3)
-    settings = replace(begin.policy, restart_attests=True)
-    cabinet = Cabinet(records=[replace(begin, policy=settings)])
-    cabinet.takes_over()
+    cabinet = leading()
     cabinet.reach, cabinet.held = {1}, (0,)
     effects = heard_from(cabinet, [1], DETECT_NS)
     for rack in (0, 2):
         cabinet.born(rack)
     for _ in range(6):
         for rack in (0, 2):
-            again = replace(hello(rack, racks=3, life=1), policy=settings)
-            effects += cabinet.hear(rack, again, life=1)
+            effects += cabinet.hear(rack, hello(rack, racks=3, life=1), life=1)
         effects += heard_from(cabinet, [1], DETECT_NS // 2)
     assert notes(effects, "lineage") == [{"without": [0, 2], "versions": [0]}]
     (anew,) = [record for record in cabinet.records if isinstance(record, Lineage)]
@@ -649,11 +632,8 @@ def test_a_lost_quorum_comes_back_with_the_racks_that_are_started_again() -> Non
 
 def test_rack_seated_by_an_undecided_record_attests_with_its_reports() -> None:
     """It follows a log, so it says no hello any more."""
-    begin = genesis(racks=3)
-    settings = replace(begin.policy, restart_attests=True)
-    again = replace(begin.roster[2], member=member(2, life=1))
-    back = replace(roster(1, [0, 1, 2], non_voters=[2]), members=(*begin.roster[:2], again))
-    cabinet = Cabinet(records=[replace(begin, policy=settings), back], decided=1, reach=())
+    back = roster(1, [0, 1, 2], non_voters=[2], lives={2: 1})
+    cabinet = Cabinet(records=[BEGIN, back], decided=1, reach=())
     cabinet.hear(2, report(1), life=1)
     assert cabinet.machine.proposer.dead == {member(2)}
     cabinet.hear(2, report(2))
@@ -681,7 +661,6 @@ def test_a_witness_that_was_started_again_gets_its_seat_and_then_its_vote() -> N
     cabinet = witnessed()
     again = Follower(member(WITNESS, life=1), Acceptor(), Peer(WITNESS, 0), DETECT_NS)
     told = sent(cabinet.tick(HEARTBEAT_NS), Peer(WITNESS, 0))
-    assert isinstance(told[-1], Orders)
     assert told[-1].snapshot is not None, "whoever lives there now learns all it needs to answer"
     cabinet.hear(WITNESS, again.vote(told[-1].serial), life=1)
     log = cabinet.machine.log
@@ -718,8 +697,6 @@ def test_a_witness_that_was_started_again_unseen_hears_of_the_end() -> None:
     assert log.over
     assert WITNESS in cabinet.machine._live(cabinet.now_ns)
     told = sent(effects, Peer(WITNESS, 0))[-1]
-    assert isinstance(told, Orders)
-    assert told.snapshot is not None
     assert log_state_of(told.snapshot).over
 
 
@@ -804,8 +781,7 @@ def test_a_coordinator_awaits_an_evicted_rack_no_more_that_is_retired() -> None:
 
 
 def test_a_coordinator_takes_the_seat_of_a_silent_rack_that_is_retired_at_once() -> None:
-    cabinet = Cabinet()
-    cabinet.takes_over()
+    cabinet = leading()
     assert notes(retire(cabinet, 2), "retired") == [], "it is heard"
     cabinet.say(2, versions=(0,))
     cabinet.say(1, versions=(0,))

@@ -266,7 +266,7 @@ def test_equal_facts_equal_plan() -> None:
 def shown(**changes: object) -> Snapshot:
     log = log_of(genesis(fragments=2), commit(1, [offer(0, fragment=1)], fragment=1))
     log.decide(2)
-    return replace(log.snapshot(), **changes)  # type: ignore[arg-type]
+    return replace(log.snapshot(), **changes)
 
 
 @pytest.mark.parametrize(
@@ -334,9 +334,7 @@ def test_a_rack_with_another_checkpoint_is_told_its_own_and_not_which_is_right(
 ) -> None:
     """Nobody knows who says hello: the right one is for the log of this side."""
     first = resumed(0, lockstep=other.policy.lockstep)
-    found = resume_misfit(other, [first, other])
-    assert found is not None
-    said, noted = found
+    said, noted = resume_misfit(other, [first, other])
     assert there in said
     assert there in noted
     assert here in noted

@@ -69,7 +69,7 @@ def test_what_two_share_is_shared_again() -> None:
     assert one is not found["equal"]
     witness = decode_state(encode_state(machines_of(WITNESS_PARTS).named()))
     coordinator, follower = witness[COORDINATOR], witness["follower"]
-    assert coordinator.acceptor is follower.follower.acceptor  # type: ignore[attr-defined]
+    assert coordinator.acceptor is follower.follower.acceptor
     assert LEADER not in witness
 
 
@@ -127,7 +127,7 @@ def test_class_is_not_found_where_it_is_only_imported() -> None:
 
 
 def test_everything_on_a_tape_is_a_machine() -> None:
-    state = encode_state({**keeping(), "more": 5})  # type: ignore[dict-item]
+    state = encode_state({**keeping(), "more": 5})
     with pytest.raises(TapeError, match="is a dict"):
         decode_state(state)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 
@@ -153,16 +154,12 @@ def _class_of(error: ConfigError) -> str:
 @contextmanager
 def _only(variables: dict[str, str]) -> Iterator[None]:
     """Of MEND_* and of what says where a process is, just these."""
-    before = dict(os.environ)
-    for name in [*before]:
-        if name.startswith("MEND_") or name in PLACE:
-            del os.environ[name]
-    try:
+    with mock.patch.dict(os.environ):
+        for name in [*os.environ]:
+            if name.startswith("MEND_") or name in PLACE:
+                del os.environ[name]
         os.environ.update(variables)
         yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _text(rng: random.Random) -> str:

@@ -38,7 +38,9 @@ class Target(Protocol):
     def take(self, data: bytes) -> str:
         """ "accepted", or the class of the reason. Whatever it raises is a defect."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing is open, unless a target says otherwise."""
+        return
 
 
 @dataclass

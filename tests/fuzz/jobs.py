@@ -72,7 +72,7 @@ def _listening(found: list[Snapshot]) -> Iterator[None]:
     """Every machine of the process tells what it hears, and is copied now and then."""
     ears: dict[int, _Ear] = {}
     kept: list[Any] = []  # so that no identity is used twice
-    before: dict[type, Handle] = {kind: kind.handle for kind in MACHINES}  # type: ignore[attr-defined]
+    before: dict[type, Handle] = {kind: kind.handle for kind in MACHINES}
 
     def listened(kind: type, handle: Handle) -> Handle:
         def wrapped(self: Any, event: Event, now_ns: int) -> list[Effect]:
@@ -99,12 +99,12 @@ def _listening(found: list[Snapshot]) -> Iterator[None]:
         return wrapped
 
     for kind, handle in before.items():
-        kind.handle = listened(kind, handle)  # type: ignore[attr-defined]
+        kind.handle = listened(kind, handle)
     try:
         yield
     finally:
         for kind, handle in before.items():
-            kind.handle = handle  # type: ignore[attr-defined]
+            kind.handle = handle
 
 
 @functools.cache

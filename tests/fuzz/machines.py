@@ -24,14 +24,15 @@ from mend.coordination.messages import Envelope, Hello
 from mend.coordination.rank import RankMachine
 from mend.errors import WireError
 from mend.types import Peer
+from tests.fuzz.harness import Target
 from tests.fuzz.jobs import JOB, Snapshot, lives, snapshots
-from tests.fuzz.mutate import tree_mutated
+from tests.fuzz.mutate import joined, parts_of, tree_mutated
 from tests.fuzz.shapes import frame_of, tree_in, tree_of
 
 STRANGER, TRUSTED = 0, 1
 
-_HEAD, _LENGTH = struct.Struct("!HB"), struct.Struct("!I")
-"""Number of the snapshot, who speaks; frames follow, each behind its length."""
+_HEAD = struct.Struct("!HB")
+"""Number of the snapshot, who speaks; frames follow."""
 
 SERIAL = 2**61
 """Newer than anything that was heard before."""
@@ -39,7 +40,6 @@ SERIAL = 2**61
 CONTRADICTS = "stops: contradicts the log"
 """Meant: a record that contradicts the log is a bug of its writer, and stops the reader. What the
 writer hears is no record, and never stops it."""
-
 
 REPEATED = "repeats what its receivers refuse"
 """Meant: the limits of fields are checked by the receiver, so who believes a lie is refused."""
@@ -73,7 +73,7 @@ def begun(machine: Any) -> bool:
     return bool(machine.folded.begun if log is None else log.appended.begun)
 
 
-class Machines:
+class Machines(Target):
     """Up to four messages to one machine in the middle of a job, each followed by a tick."""
 
     name, inputs = "machines", 100_000
@@ -85,12 +85,12 @@ class Machines:
         number = rng.randrange(len(self.snapshots))
         who = STRANGER if rng.random() < 0.4 else TRUSTED
         lies = [lie(rng, self.snapshots[number]) for _ in range(rng.choice((1, 1, 2, 4)))]
-        return _HEAD.pack(number, who) + b"".join(_LENGTH.pack(len(f)) + f for f in lies)
+        return _HEAD.pack(number, who) + joined(lies)
 
     def take(self, data: bytes) -> str:
         number, who = _HEAD.unpack_from(data)
         snapshot, events = self.snapshots[number], []
-        for frame in _frames_in(data[_HEAD.size :]):
+        for frame in parts_of(data[_HEAD.size :]):
             try:
                 event = heard(snapshot, wire.decode(frame), who, len(events))
             except WireError:
@@ -100,18 +100,6 @@ class Machines:
         if not events:
             return "not a message, or not its kind"
         return _strange(snapshot, events) if who == STRANGER else _trusted(snapshot, events)
-
-    def close(self) -> None:
-        pass
-
-
-def _frames_in(data: bytes) -> list[bytes]:
-    frames, at = [], 0
-    while at < len(data):
-        (size,) = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size + size
-        frames.append(data[at - size : at])
-    return frames
 
 
 def _strange(snapshot: Snapshot, events: list[Heard]) -> str:
@@ -224,7 +212,7 @@ PEERS_MAX = 128
 """Whom it may open connections to meanwhile: sockets are few."""
 
 
-class Sieges:
+class Sieges(Target):
     """Thousands of messages of strangers, one after another, to the same machine.
 
     An input is the number of a snapshot and the seed of what is said.
@@ -265,9 +253,6 @@ class Sieges:
         assert grown <= GROWTH_BYTES_MAX, f"{type(machine).__name__} has grown by {grown} bytes"
         assert len(peers) <= PEERS_MAX, f"{type(machine).__name__} connects to {len(peers)} peers"
         return "accepted"
-
-    def close(self) -> None:
-        pass
 
 
 def _in_its_own_name(rng: random.Random, envelope: Envelope) -> Envelope:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,24 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
         at = rng.randrange(len(body) - 7)
         body[at : at + 8] = (rng.choice(EDGES) & (2**64 - 1)).to_bytes(8, "big")
     return bytes(body)
+
+
+_LENGTH = struct.Struct("!I")
+
+
+def joined(parts: list[bytes]) -> bytes:
+    """One input of several, each behind its length."""
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def parts_of(data: bytes) -> list[bytes]:
+    """What `joined` was given."""
+    parts, at = [], 0
+    while at < len(data):
+        (size,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size + size
+        parts.append(data[at - size : at])
+    return parts
 
 
 def tree_mutated(rng: random.Random, tree: Any) -> Any:

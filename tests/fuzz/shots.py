@@ -14,6 +14,7 @@ from mend.coordination import wire
 from mend.coordination.messages import Envelope
 from mend.errors import WireError
 from mend_lab.sim import Scenario, World, draw
+from tests.fuzz.harness import Target
 from tests.fuzz.jobs import lives
 from tests.fuzz.mutate import tree_mutated
 from tests.fuzz.shapes import frame_of, tree_in, tree_of
@@ -37,7 +38,7 @@ def quiet(seed: int) -> Scenario:
     )
 
 
-class Shots:
+class Shots(Target):
     """An input is the seed of a job and the seed of what is shot at it."""
 
     name, inputs = "shots", 300
@@ -58,9 +59,6 @@ class Shots:
         assert _decided(world) == self._spared[job], "the job has ended otherwise"
         return "accepted"
 
-    def close(self) -> None:
-        pass
-
 
 class Shooter:
     """Stands beside the network: for a frame that is sent, a lie about it may be sent, too."""
@@ -68,7 +66,7 @@ class Shooter:
     def __init__(self, world: World, rng: random.Random) -> None:
         self.network, self.rng = world.network, rng
         self._send = world.network.send
-        world.network.send = self.send  # type: ignore[method-assign]
+        world.network.send = self.send
 
     def send(self, sender: int, address: str, envelope: Envelope, kind: str) -> None:
         self._send(sender, address, envelope, kind)

@@ -8,7 +8,6 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 
 import xxhash
 import zmq
@@ -40,7 +39,7 @@ from mend.transport.zap import pin
 from mend.types import KEY_BYTES, SECOND, WITNESS, Address, Member, Peer
 from tests.fuzz.jobs import snapshots
 from tests.fuzz.machines import lie, strange
-from tests.fuzz.mutate import EDGES, damaged, mutated
+from tests.fuzz.mutate import EDGES, damaged, joined, mutated, parts_of
 from tests.fuzz.shapes import frame_of, tree_of
 
 ANSWER_SECONDS_MAX = 10.0
@@ -126,10 +125,26 @@ class Lane:
         return "accepted" if got[4] == OK else "gone, or outside of the payload"
 
     def _asked(self, rng: random.Random) -> bytes:
-        return _asked(rng)
+        """A whole conversation of somebody who pulls."""
+        parts = [hello_bytes(TOKEN)]
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            offset = rng.choice((0, 1, 4095, 4096, *(edge % 2**64 for edge in EDGES)))
+            length = rng.choice((1, 100, 4096, 64 << 20, *(edge % 2**32 for edge in EDGES)))
+            key = KEY if rng.random() < 0.8 else rng.randbytes(KEY_BYTES)
+            parts.append(REQUEST.pack(REQUEST_MAGIC, key, offset, length))
+        return b"".join(parts)
 
     def _answered(self, rng: random.Random) -> bytes:
-        return _answered(rng)
+        """Replies to the requests of a fetch, which begin at 0 and ask for 1024 bytes each."""
+        parts = []
+        for start in range(0, 1024 * rng.choice((1, 2, 4)), 1024):
+            part = PAYLOAD[start : start + 1024]
+            if rng.random() < 0.1:
+                parts.append(REPLY.pack(REPLY_MAGIC, GONE, 0, 0, b""))
+            else:
+                digest = xxhash.xxh3_128_digest(part)
+                parts.append(REPLY.pack(REPLY_MAGIC, OK, len(PAYLOAD), 1024, digest) + part)
+        return b"".join(parts)
 
     def _fetch(self, holder: Address) -> str:
         room = bytearray(len(PAYLOAD))
@@ -179,39 +194,15 @@ class SealedLane(Lane):
 
     def _asked(self, rng: random.Random) -> bytes:
         greeting = HELLO.pack(SEALED_MAGIC, WIRE_VERSION, TOKEN) + Secret(SECRET).name
-        return greeting + rng.randbytes(RANDOM_BYTES) + _asked(rng)[HELLO.size :]
+        return greeting + rng.randbytes(RANDOM_BYTES) + super()._asked(rng)[HELLO.size :]
 
     def _answered(self, rng: random.Random) -> bytes:
-        return SEALED_MAGIC + rng.randbytes(RANDOM_BYTES + TAG_BYTES) + _answered(rng)
+        return SEALED_MAGIC + rng.randbytes(RANDOM_BYTES + TAG_BYTES) + super()._answered(rng)
 
     def _judged(self, got: bytes) -> str:
         assert got[:4] == SEALED_MAGIC, got[:40]
         assert len(got) == 4 + RANDOM_BYTES + TAG_BYTES, "more than the answer to a greeting"
         return "accepted"
-
-
-def _asked(rng: random.Random) -> bytes:
-    """A whole conversation of somebody who pulls."""
-    parts = [hello_bytes(TOKEN)]
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        offset = rng.choice((0, 1, 4095, 4096, *(host % 2**64 for host in EDGES)))
-        length = rng.choice((1, 100, 4096, 64 << 20, *(host % 2**32 for host in EDGES)))
-        key = KEY if rng.random() < 0.8 else rng.randbytes(KEY_BYTES)
-        parts.append(REQUEST.pack(REQUEST_MAGIC, key, offset, length))
-    return b"".join(parts)
-
-
-def _answered(rng: random.Random) -> bytes:
-    """Replies to the requests of a fetch, which begin at 0 and ask for 1024 bytes each."""
-    parts = []
-    for start in range(0, 1024 * rng.choice((1, 2, 4)), 1024):
-        part = PAYLOAD[start : start + 1024]
-        if rng.random() < 0.1:
-            parts.append(REPLY.pack(REPLY_MAGIC, GONE, 0, 0, b""))
-        else:
-            digest = xxhash.xxh3_128_digest(part)
-            parts.append(REPLY.pack(REPLY_MAGIC, OK, len(PAYLOAD), 1024, digest) + part)
-    return b"".join(parts)
 
 
 class FakeHolder:
@@ -251,7 +242,6 @@ MEMBER = Peer(1, 0)
 MARKER = "marker"
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\0NULL" + b"\0" * 48
 READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
-_PART = struct.Struct("!I")
 
 
 class Sideband:
@@ -293,7 +283,7 @@ class Sideband:
             greeting = GREETING + READY + b"\0\x05" + rng.randbytes(5)
             return RAW + mutated(rng, greeting, greeting)
         parts = [self._frame(rng) for _ in range(rng.choice((1, 1, 1, 1, 2, 5)))]
-        return FRAMES + b"".join(_PART.pack(len(part)) + part for part in parts)
+        return FRAMES + joined(parts)
 
     def _frame(self, rng: random.Random) -> bytes:
         draw = rng.random()
@@ -308,7 +298,7 @@ class Sideband:
             with socket.create_connection(self.where, ANSWER_SECONDS_MAX) as sock:
                 sock.sendall(data[1:])
         else:
-            self.dealer.send_multipart(list(_parts_in(data[1:])))
+            self.dealer.send_multipart(parts_of(data[1:]))
         self._sync()
         after = self._counts()
         if data[:1] == RAW:
@@ -348,14 +338,6 @@ class KeyedSideband(Sideband):
 
     name = "keyed-sideband"
     secrets = (SECRET,)
-
-
-def _parts_in(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        (size,) = _PART.unpack_from(data, at)
-        at += _PART.size + size
-        yield data[at - size : at]
 
 
 class Ear:

@@ -24,7 +24,8 @@ from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.types import Address, Extent, Meter
 from mend_lab.sim import World
-from tests.fuzz.mutate import damaged, mutated
+from tests.fuzz.harness import Target
+from tests.fuzz.mutate import damaged, joined, mutated, parts_of
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ _STATE = struct.Struct("!BBQ")
 WHOLE, GONE, DAMAGED = 0, 1, 2
 
 
-class State:
+class State(Target):
     """What a donor sends, into a rank that has to copy a fragment."""
 
     name, inputs = "state", 50_000
@@ -89,30 +90,27 @@ class State:
         rank, before = self.rank, dict(self.rank.store.anchors)
         told: list[Copied] = []
         jobs = rank.jobs
-        tell, jobs.tell = jobs.tell, told.append  # type: ignore[method-assign, assignment]
+        tell, jobs.tell = jobs.tell, told.append
         donor: Any = rank.store.host
         donor.blob, donor.how = blob, how
         try:
             rank._pipeline.copy(Copy(fragment, 9, "ab" * 32, (Address("donor", 1),)))
         finally:
-            jobs.tell = tell  # type: ignore[method-assign]
+            jobs.tell = tell
         assert len(told) == 1, told
         assert told[0].error, told
         assert rank.store.anchors == before, "a state that is not the log's was kept"
 
-    def close(self) -> None:
-        pass
-
 
 class Donor:
-    """An edge whose pulls end at once, as the input says."""
+    """A host whose pulls end at once, as the input says."""
 
     def __init__(self, host: Any) -> None:
-        self._edge = host
+        self._host = host
         self.blob, self.how = b"", WHOLE
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._edge, name)
+        return getattr(self._host, name)
 
     def fetch(
         self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview,
@@ -133,14 +131,12 @@ class Donor:
 
 
 MEMBERS = (1, 2, 3, 64)
-_SUMS = struct.Struct("!BB")
-"""How many blobs there are, which merge the total is read for; then each with its length."""
-_LENGTH = struct.Struct("!I")
 _TENSORS = Tensors((0, 4, 4, 11), (False, True, False))
 
 
 class Sums:
-    """Partials of ranks into a total, totals into factors."""
+    """Partials of ranks into a total, totals into factors. The first byte of an input says of which
+    merge they are."""
 
     name, inputs = "sums", 50_000
 
@@ -179,18 +175,11 @@ class Sums:
             blobs[at] = damaged(rng, blobs[at]) if whole else mutated(rng, blobs[at], other)
         elif rng.random() < 0.5:
             blobs[at] = rng.choice(self.partials[rng.randrange(len(MEMBERS))])
-        parts = [_LENGTH.pack(len(blob)) + blob for blob in blobs]
-        return _SUMS.pack(len(blobs), which) + b"".join(parts)
+        return bytes([which]) + joined(blobs)
 
     def take(self, data: bytes) -> str:
-        count, which = _SUMS.unpack_from(data)
-        blobs, at = [], _SUMS.size
-        for _ in range(count):
-            (size,) = _LENGTH.unpack_from(data, at)
-            at += _LENGTH.size + size
-            blobs.append(data[at - size : at])
         try:
-            return self._read(blobs, which)
+            return self._read(parts_of(data[1:]), data[0])
         except WireError:
             return "no sums"
 

@@ -17,6 +17,7 @@ from mend.trace.writer import TapeWriter, header_of
 from mend.types import Member, Peer
 from mend_lab.sim import World
 from mend_lab.sim.process import MemoryTape
+from tests.fuzz.harness import Target
 from tests.fuzz.jobs import handled
 from tests.fuzz.mutate import damaged, mutated
 
@@ -97,7 +98,7 @@ def _state_at_the_end(tape: MemoryTape) -> bytes:
     return encode_state(machines)
 
 
-class MachineState:
+class MachineState(Target):
     """What a later file of a tape begins with, whose checksums are right."""
 
     name, inputs = "machine-state", 20_000
@@ -120,6 +121,3 @@ class MachineState:
         except TapeError:
             return "damaged"
         return "accepted"
-
-    def close(self) -> None:
-        """Nothing is open."""

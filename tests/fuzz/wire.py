@@ -28,6 +28,7 @@ from mend.status.follow_messages import (
 )
 from mend.tools.top.picture import Answer, picture_of
 from mend.tools.top.table import screen_of
+from tests.fuzz.harness import Target
 from tests.fuzz.jobs import frames_heard
 from tests.fuzz.mutate import TOKENS, mutated
 from tests.fuzz.shapes import MESSAGES, frame_of, tree_of, value_of
@@ -61,7 +62,7 @@ def class_of(error: WireError) -> str:
     return next(name for sign, name in _CLASSES if re.search(sign, text, re.IGNORECASE))
 
 
-class Wire:
+class Wire(Target):
     """Whole messages at their limits, wild ones, damaged ones, and bytes that never were one."""
 
     name, inputs = "wire", 1_000_000
@@ -120,9 +121,6 @@ class Wire:
         assert wire.decode(wire.encode(envelope)) == envelope, "it does not come back as it was"
         return "accepted"
 
-    def close(self) -> None:
-        pass
-
 
 LONGEST = {
     status_messages.Look: status_messages.LOOK_BYTES_MAX,
@@ -138,7 +136,7 @@ def _parts_in(frame: bytes) -> Parts:
     return decode_parts(wire.body_of(frame, status_messages.HEAD, ANSWER_BYTES_MAX))
 
 
-class Looks:
+class Looks(Target):
     """What observers and followers say and hear, whole, wild and damaged. The first byte says who
     reads it."""
 
@@ -188,6 +186,3 @@ class Looks:
                 console = Console(file=io.StringIO(), width=80)
                 console.print(screen_of(picture, 80, 24))
         return "accepted"
-
-    def close(self) -> None:
-        pass

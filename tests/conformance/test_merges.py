@@ -170,6 +170,6 @@ def test_a_rule_of_a_users_package_is_registered_by_its_name(
     with pytest.raises(ConfigError, match="registered already"):
         register("mean", lambda: Average())
     with pytest.raises(ConfigError, match="a list, which has no name"):
-        register("listed", list)  # type: ignore[arg-type]
+        register("listed", list)
     with pytest.raises(ConfigError, match="called without arguments"):
-        register("summed", lambda rate: Average())  # type: ignore[arg-type, misc]
+        register("summed", lambda rate: Average())

@@ -42,6 +42,13 @@ async def sideband(request: pytest.FixtureRequest) -> AsyncIterator[MakeSideband
         each.close()
 
 
+def connected(sideband: MakeSideband) -> tuple[Sideband, Sideband]:
+    """One, and another that it knows as B."""
+    here, there = sideband(), sideband()
+    here.connect(B, there.address)
+    return here, there
+
+
 async def until_heard(sender: Sideband, peer: Peer, receiver: Sideband) -> bytes:
     """Say it again until it is heard, as the protocol does. Ends with the first frame heard."""
     hearing = asyncio.create_task(receiver.receive())
@@ -52,8 +59,7 @@ async def until_heard(sender: Sideband, peer: Peer, receiver: Sideband) -> bytes
 
 
 async def test_frames_arrive_whole_and_in_order(sideband: MakeSideband) -> None:
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
+    here, there = connected(sideband)
     frames = [bytes([n]) * (n * 200) for n in range(50)]
     assert all(here.send(B, frame) for frame in frames)
     assert [await there.receive() for _ in frames] == frames
@@ -62,8 +68,7 @@ async def test_frames_arrive_whole_and_in_order(sideband: MakeSideband) -> None:
 
 
 async def test_both_ways_and_to_oneself(sideband: MakeSideband) -> None:
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
+    here, there = connected(sideband)
     there.connect(A, here.address)
     here.connect(A, here.address)
     here.send(B, b"to there")
@@ -75,8 +80,7 @@ async def test_both_ways_and_to_oneself(sideband: MakeSideband) -> None:
 
 
 async def test_a_waiting_receiver_wakes_up(sideband: MakeSideband) -> None:
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
+    here, there = connected(sideband)
     waiting = asyncio.create_task(there.receive())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -85,8 +89,7 @@ async def test_a_waiting_receiver_wakes_up(sideband: MakeSideband) -> None:
 
 
 async def test_a_cancelled_receive_loses_nothing(sideband: MakeSideband) -> None:
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
+    here, there = connected(sideband)
     for _ in range(3):
         waiting = asyncio.create_task(there.receive())
         await asyncio.sleep(0)
@@ -129,8 +132,7 @@ async def test_a_peer_that_moved_is_followed(sideband: MakeSideband) -> None:
 
 
 async def test_a_peer_that_restarts_is_heard_again(sideband: MakeSideband) -> None:
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
+    here, there = connected(sideband)
     here.send(B, b"first life")
     assert await there.receive() == b"first life"
     there.close()
@@ -163,8 +165,7 @@ async def test_close_ends_a_waiting_receiver(sideband: MakeSideband) -> None:
 
 
 async def test_the_last_frame_before_close_gets_out(sideband: MakeSideband) -> None:
-    here, there = sideband(), sideband()
-    here.connect(B, there.address)
+    here, there = connected(sideband)
     here.send(B, b"hello")
     assert await there.receive() == b"hello"
     here.send(B, b"farewell")

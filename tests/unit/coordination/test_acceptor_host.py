@@ -68,6 +68,11 @@ def more(serial: int, **changes: Any) -> Orders:
     return orders(serial, [BEGIN, commit(1, [offer(0)])], **changes)
 
 
+@pytest.fixture
+def ears() -> Ears:
+    return Ears()
+
+
 # -------------------------------------------------------------- whose orders are taken
 
 
@@ -97,8 +102,7 @@ def test_a_newcomer_takes_the_log_of_whatever_job_it_asked_into() -> None:
     assert ears.follower.acceptor.log.lineage == LINEAGE
 
 
-def test_orders_are_taken_once_and_in_order() -> None:
-    ears = Ears()
+def test_orders_are_taken_once_and_in_order(ears: Ears) -> None:
     assert ears.told(more(5)) == []
     assert ears.told(more(5)) is None
     third = orders(4, [BEGIN, commit(1, [offer(0)]), commit(2, [offer(0, 2)])])
@@ -106,8 +110,7 @@ def test_orders_are_taken_once_and_in_order() -> None:
     assert ears.acceptor_state.last == 2
 
 
-def test_an_old_frame_is_a_sign_of_life_though_nothing_new() -> None:
-    ears = Ears()
+def test_an_old_frame_is_a_sign_of_life_though_nothing_new(ears: Ears) -> None:
     ears.now_ns += DETECT_NS
     assert ears.told(orders(1, [BEGIN])) is None
     ears.now_ns += DETECT_NS - 1
@@ -115,8 +118,7 @@ def test_an_old_frame_is_a_sign_of_life_though_nothing_new() -> None:
     assert ears.acceptor_state.promised == FIRST
 
 
-def test_each_ballot_counts_its_orders_from_one() -> None:
-    ears = Ears()
+def test_each_ballot_counts_its_orders_from_one(ears: Ears) -> None:
     ears.told(more(500))
     ballot = ballot_of(2, 2)
     records = [BEGIN, commit(1, [offer(0)]), Ballot(ballot)]
@@ -136,8 +138,7 @@ def test_before_the_first_record_a_coordinator_may_be_started_again() -> None:
     assert ears.acceptor_state.last == 1
 
 
-def test_a_coordinator_whose_ballot_is_over_is_told_so() -> None:
-    ears = Ears()
+def test_a_coordinator_whose_ballot_is_over_is_told_so(ears: Ears) -> None:
     ballot = ballot_of(2, 2)
     records = [BEGIN, Ballot(ballot)]
     ears.told(orders(9, records, ballot=ballot), RIVAL, 77)
@@ -150,8 +151,7 @@ def test_a_coordinator_whose_ballot_is_over_is_told_so() -> None:
     assert ears.acceptor_state.last == 2
 
 
-def test_a_coordinator_that_contradicts_a_decision_is_noted_and_not_believed() -> None:
-    ears = Ears()
+def test_a_coordinator_that_contradicts_a_decision_is_noted_and_not_believed(ears: Ears) -> None:
     ears.told(more(2))
     effects = ears.told(orders(3, [BEGIN, commit(1, [offer(2)])]))
     assert "contradicts what is decided, after record 0" in str(notes(effects, "fault"))
@@ -161,9 +161,8 @@ def test_a_coordinator_that_contradicts_a_decision_is_noted_and_not_believed() -
 # -------------------------------------------------------------- promises
 
 
-def test_voter_that_hears_its_coordinator_promises_nothing_to_others() -> None:
+def test_voter_that_hears_its_coordinator_promises_nothing_to_others(ears: Ears) -> None:
     """A rack that was cut off must not depose the one that all others follow."""
-    ears = Ears()
     ears.now_ns += DETECT_NS - 1
     vote = ears.asked(ballot_of(2, 2))
     assert vote.acceptor_state.promised == FIRST, "an answer, and no promise"
@@ -172,8 +171,7 @@ def test_voter_that_hears_its_coordinator_promises_nothing_to_others() -> None:
     assert vote.acceptor_state.promised == ballot_of(2, 2)
 
 
-def test_the_coordinator_itself_may_stand_again_at_once() -> None:
-    ears = Ears()
+def test_the_coordinator_itself_may_stand_again_at_once(ears: Ears) -> None:
     vote = ears.asked(ballot_of(2, 0), FOUNDER)
     assert vote.acceptor_state.promised == ballot_of(2, 0)
 
@@ -185,8 +183,7 @@ def test_who_never_heard_orders_promises() -> None:
     assert ears.acceptor_state.promised == ballot_of(2, 2)
 
 
-def test_a_lower_candidate_is_shown_the_promise_that_bars_it() -> None:
-    ears = Ears()
+def test_a_lower_candidate_is_shown_the_promise_that_bars_it(ears: Ears) -> None:
     ears.now_ns += DETECT_NS
     ears.asked(ballot_of(3, 2))
     vote = ears.asked(ballot_of(2, 0), FOUNDER)
@@ -210,8 +207,7 @@ def test_an_undecided_new_lineage_is_no_reason_not_to_answer_who_has_not_heard_o
     assert ears.asked(ballot_of(4, 2)) is None, "what a zombie says once it is decided"
 
 
-def test_the_answer_carries_the_question_and_what_the_candidate_does_not_know() -> None:
-    ears = Ears()
+def test_the_answer_carries_the_question_and_what_the_candidate_does_not_know(ears: Ears) -> None:
     ears.told(more(2))
     vote = ears.asked(ballot_of(2, 2), serial=41, after=1)
     assert (vote.serial, vote.lineage) == (41, LINEAGE)
@@ -392,8 +388,7 @@ def test_rack_without_a_seat_reads_the_log_of_a_new_lineage() -> None:
     assert ears.follower.acceptor.promised == ballot_of(5, 2)
 
 
-def test_who_had_a_seat_stays_with_its_job() -> None:
-    ears = Ears()
+def test_who_had_a_seat_stays_with_its_job(ears: Ears) -> None:
     assert not ears.follower.homeless()
     assert ears.told(of_the_new_lineage(1, anew(2)), RIVAL, member(2).incarnation) is None
     assert ears.follower.acceptor.log.last == 1

@@ -147,6 +147,11 @@ class Rack:
         return body
 
 
+@pytest.fixture
+def rack() -> Rack:
+    return Rack().begun()
+
+
 def part(rank: int = 0, seq: int = 1, **changes: Any) -> CapturePart:
     return replace(CapturePart(0, seq, 0, 4, 10, 2, digest(rank)[-32:], 0, ""), **changes)
 
@@ -338,9 +343,8 @@ def test_rack_lacks_what_one_of_its_ranks_lacks() -> None:
     assert rack.report.held == (Held(1, 4, 2, (digest(0), digest(1))),)
 
 
-def test_a_report_without_news_answers_orders_in_whatever_phase_they_come() -> None:
+def test_a_report_without_news_answers_orders_in_whatever_phase_they_come(rack: Rack) -> None:
     """Each rack spoke in a phase of its own: a coordinator of 8 woke up for every one of them."""
-    rack = Rack().begun()
     quarter_ns = HEARTBEAT_NS // 4
     rack.now_ns += HEARTBEAT_NS // 2  # orders come in the middle between two reports
     answered = []
@@ -359,14 +363,13 @@ def test_a_report_without_news_answers_orders_in_whatever_phase_they_come() -> N
     assert len(sent(rack.tick(1), COORDINATOR)) == 1, "orders that are lost are not waited for long"
 
 
-def test_news_is_reported_at_once_whenever_orders_come() -> None:
-    rack = Rack().begun()
+def test_news_is_reported_at_once_whenever_orders_come(rack: Rack) -> None:
     assert len(sent(rack.say(0, versions=(1,)), COORDINATOR)) == 1
     assert len(sent(rack.say(0, versions=(2,)), COORDINATOR)) == 1
 
 
 def test_what_a_rack_holds_waits_for_more_where_racks_are_many() -> None:
-    """Of R racks each holds R offers, one after the other: that were R reports of each."""
+    """Each of R racks gets R offers, one after the other, which would be R reports of each rack."""
     rack = Rack()
     rack.say(0)
     rack.told(genesis(racks=20))
@@ -435,8 +438,7 @@ def test_leaving_takes_all_hurry_takes_one() -> None:
     assert (rack.report.leaving, rack.report.idle, rack.report.hurry) == (True, True, True)
 
 
-def test_old_and_foreign_reports_are_not_heard() -> None:
-    rack = Rack().begun()
+def test_old_and_foreign_reports_are_not_heard(rack: Rack) -> None:
     rack.say(0, step=5)
     life = member(RACK).incarnation
     late = rank_report(rack.reports[0].serial - 1, step=4)
@@ -468,16 +470,14 @@ def test_the_sums_of_all_ranks_come_back_to_every_rank() -> None:
     assert rack.to_rank(1).totals == ()
 
 
-def test_sums_that_fail_are_told_and_noted() -> None:
-    rack = Rack().begun()
+def test_sums_that_fail_are_told_and_noted(rack: Rack) -> None:
     rack.say(0, partials=(Partial(0, 1, 1, b"a"),))
     (note,) = notes(rack.summed(0, 1, 1, b"", "WireError: no sums"), "sums-failed")
     assert (note["fragment"], note["version"]) == (0, 1)
     assert rack.to_rank(0).totals == (Total(0, 1, 1, b""),)
 
 
-def test_partials_of_fragments_that_are_not_there_are_not_heard() -> None:
-    rack = Rack().begun()
+def test_partials_of_fragments_that_are_not_there_are_not_heard(rack: Rack) -> None:
     effects = rack.say(0, partials=(Partial(7, 1, 1, b"a"),))
     assert not any(isinstance(e, Sum) for e in effects)
 
@@ -531,8 +531,7 @@ def test_the_norm_of_an_offer_is_that_of_its_greatest_part() -> None:
     assert [made.norm for made in rack.report.offers] == [0.5]
 
 
-def test_a_new_offer_takes_back_that_the_last_was_declined() -> None:
-    rack = Rack().begun()
+def test_a_new_offer_takes_back_that_the_last_was_declined(rack: Rack) -> None:
     rack.say(0, parts=(part(checksum="", declined="its delta is not finite"),))
     rack.say(0, parts=(part(seq=2),))
     assert rack.report.declined == ()
@@ -559,8 +558,7 @@ def test_one_rank_without_a_token_is_no_reason() -> None:
 # -------------------------------------------------------------- the log
 
 
-def test_records_are_accepted_as_written_and_passed_on_as_decided() -> None:
-    rack = Rack().begun()
+def test_records_are_accepted_as_written_and_passed_on_as_decided(rack: Rack) -> None:
     rack.told(commit(1, [offer(0)]), decided=1)
     assert (rack.report.acceptor_state.accepted, rack.report.acceptor_state.promised) == (
         EPOCH,
@@ -573,10 +571,9 @@ def test_records_are_accepted_as_written_and_passed_on_as_decided() -> None:
     assert rack.to_rank(0).records == (commit(1, [offer(0)]),), "the first is under way"
 
 
-def test_lineage_that_may_undo_records_is_passed_on_once_decided() -> None:
+def test_lineage_that_may_undo_records_is_passed_on_once_decided(rack: Rack) -> None:
     """It goes on from what the racks held when they promised; a rank that trained on more, as it
     had made the result before it was told of the decision, had other weights than its peers."""
-    rack = Rack().begun()
     rack.told(commit(1, [offer(0)]), decided=1)
     rack.tick(DETECT_NS)
     candidate, life, ballot = Peer(0, 0), member(0).incarnation, ballot_of(2, 0)
@@ -595,8 +592,7 @@ def test_lineage_that_may_undo_records_is_passed_on_once_decided() -> None:
     assert [type(record) for record in rack.to_rank(0).records] == [Commit, Lineage]
 
 
-def test_a_rank_gets_what_it_has_not_confirmed() -> None:
-    rack = Rack().begun()
+def test_a_rank_gets_what_it_has_not_confirmed(rack: Rack) -> None:
     rack.told(commit(1, [offer(0)]))
     rack.say(0, decided=1)
     assert (rack.to_rank(0).prev, len(rack.to_rank(0).records)) == (1, 1)
@@ -623,8 +619,7 @@ def test_orders_are_passed_on_to_every_rank() -> None:
         assert not told.finish
 
 
-def test_replayed_and_reordered_orders_change_nothing() -> None:
-    rack = Rack().begun()
+def test_replayed_and_reordered_orders_change_nothing(rack: Rack) -> None:
     first = orders(rack.orders_serial, rack.log.after(0), ballot=EPOCH, live=(0,))
     rack.told(commit(1, [offer(0)]), live=(0, 1))
     before = rack.report
@@ -637,8 +632,7 @@ def test_replayed_and_reordered_orders_change_nothing() -> None:
     assert rack.report.acceptor_state.last == 2, "each record is taken once"
 
 
-def test_orders_are_obeyed_only_from_the_owner_of_a_current_ballot() -> None:
-    rack = Rack().begun()
+def test_orders_are_obeyed_only_from_the_owner_of_a_current_ballot(rack: Rack) -> None:
     more = orders(99, [genesis(), commit(1, [offer(0)])], ballot=EPOCH)
     chain = rack.log.chain(1)
     nonsense = replace(more, prev=1, chain=chain, records=(commit(1, [], fragment=5),), last=2)
@@ -657,9 +651,8 @@ def test_orders_are_obeyed_only_from_the_owner_of_a_current_ballot() -> None:
     assert rack.report.acceptor_state.last == 2
 
 
-def test_a_rack_follows_whoever_took_over() -> None:
+def test_a_rack_follows_whoever_took_over(rack: Rack) -> None:
     """Its reports go there, and it keeps the others reachable, any of which may be the next."""
-    rack = Rack().begun()
     successor, ballot = Peer(0, 0), ballot_of(2, 0)
     rack.log.append(Ballot(ballot))
     body = orders(1, rack.log.after(0), ballot=ballot)
@@ -713,7 +706,8 @@ def test_a_rack_that_has_not_heard_all_its_ranks_holds_nothing() -> None:
 def test_a_newcomer_that_is_not_answered_asks_everybody_who_may_coordinate() -> None:
     """The founder may be gone, or started again and waiting in vain."""
     rack = Rack()
-    rack.machine.options = replace_options(rack, peers=(Peer(0, 0), COORDINATOR, Peer(2, 0)))
+    peers = (Peer(0, 0), COORDINATOR, Peer(2, 0))
+    rack.machine.options = dataclasses.replace(rack.machine.options, peers=peers)
     assert asked(rack.tick(DETECT_NS)) == [COORDINATOR], "the founder first"
     assert asked(rack.tick(HEARTBEAT_NS)) == [COORDINATOR, Peer(0, 0), Peer(2, 0)]
     no = Refusal(member(RACK).incarnation, "plan", "steps is 9 there and 8 here")
@@ -724,10 +718,6 @@ def test_a_newcomer_that_is_not_answered_asks_everybody_who_may_coordinate() -> 
 
 def asked(effects: list[Effect]) -> list[Peer]:
     return [e.to for e in effects if isinstance(e, Send) and isinstance(e.body, Hello)]
-
-
-def replace_options(rack: Rack, **changes: Any) -> LeaderOptions:
-    return dataclasses.replace(rack.machine.options, **changes)
 
 
 def test_a_rack_that_the_log_has_let_go_finishes() -> None:
@@ -743,8 +733,7 @@ def test_a_rack_that_the_log_has_let_go_finishes() -> None:
 # -------------------------------------------------------------- silence, and how often to speak
 
 
-def test_a_silent_coordinator_is_noticed_once_and_so_is_its_return() -> None:
-    rack = Rack().begun()
+def test_a_silent_coordinator_is_noticed_once_and_so_is_its_return(rack: Rack) -> None:
     rack.told(live=(0, 1), why=(Reason("waiting for rack 0"),))
     assert notes(rack.tick(DETECT_NS), "coordinator-silent") == []
     (note,) = notes(rack.tick(1), "coordinator-silent")
@@ -757,8 +746,7 @@ def test_a_silent_coordinator_is_noticed_once_and_so_is_its_return() -> None:
     assert rack.to_rank(0).why == ("waiting for rack 0",)
 
 
-def test_everything_is_repeated_each_heartbeat_and_said_at_once_when_new() -> None:
-    rack = Rack().begun()
+def test_everything_is_repeated_each_heartbeat_and_said_at_once_when_new(rack: Rack) -> None:
     rack.tick(2 * HEARTBEAT_NS)
     before = rack.report
     assert sent(rack.tick(HEARTBEAT_NS - 1)) == []
@@ -773,8 +761,7 @@ def test_everything_is_repeated_each_heartbeat_and_said_at_once_when_new() -> No
     assert len(sent(rack.say(0, step=3), COORDINATOR)) == 1
 
 
-def test_the_last_word_is_the_newest() -> None:
-    rack = Rack().begun()
+def test_the_last_word_is_the_newest(rack: Rack) -> None:
     rack.say(0, step=9)
     word = rack.machine.farewell()
     assert word.to == COORDINATOR

@@ -8,16 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.ballots import ballot_of
-from mend.consensus.records import (
-    Absent,
-    Ballot,
-    CheckpointRecord,
-    Drop,
-    Ended,
-    Offer,
-    Record,
-    Snapshot,
-)
+from mend.consensus.records import Absent, Ballot, CheckpointRecord, Drop, Ended, Offer, Record
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.events import Effect, Event
@@ -141,6 +132,11 @@ class Rack:
         return body
 
 
+@pytest.fixture
+def rack() -> Rack:
+    return Rack().begun()
+
+
 def of(kind: type[E], effects: list[Effect]) -> list[E]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
@@ -205,8 +201,7 @@ def test_a_rack_without_a_seat_waits_for_nothing_that_it_could_not_do() -> None:
 # -------------------------------------------------------------- orders that come again
 
 
-def test_stale_orders_are_not_read() -> None:
-    rack = Rack().begun()
+def test_stale_orders_are_not_read(rack: Rack) -> None:
     theirs = offer(OTHER)
     old = rank_orders(rack.serial, rack.records, offers=(offer(OTHER, 9),), settled=(-1,))
     rack.told(offers=(theirs,), settled=(0,))
@@ -216,8 +211,7 @@ def test_stale_orders_are_not_read() -> None:
     assert rack.machine.settled == (0,)
 
 
-def test_a_decided_record_is_applied_once_however_often_it_comes() -> None:
-    rack = Rack().begun()
+def test_a_decided_record_is_applied_once_however_often_it_comes(rack: Rack) -> None:
     effects = rack.version(1)
     assert len(of(ev.RecordCommitted, effects)) == 1
     assert of(ev.PublishAnchor, effects) == [ev.PublishAnchor(0, 1, 1)], "the tentative result"
@@ -230,8 +224,7 @@ def test_a_decided_record_is_applied_once_however_often_it_comes() -> None:
     assert rack.report.versions == (1,)
 
 
-def test_rank_ignores_which_rack_decides() -> None:
-    rack = Rack().begun()
+def test_rank_ignores_which_rack_decides(rack: Rack) -> None:
     rack.version(1)
     before = rack.report
     effects = rack.told(Ballot(ballot_of(2, OTHER)))
@@ -243,8 +236,7 @@ def test_rank_ignores_which_rack_decides() -> None:
     assert after.decided == before.decided + 1
 
 
-def test_records_behind_a_gap_wait_for_what_is_missing() -> None:
-    rack = Rack().begun()
+def test_records_behind_a_gap_wait_for_what_is_missing(rack: Rack) -> None:
     second = commit(2, [offer(0, 2), offer(1, 2)])
     assert of(ev.RecordCommitted, rack.hear(rank_orders(50, [second], prev=2))) == []
     assert rack.report.decided == 1
@@ -260,8 +252,7 @@ def test_only_its_own_leader_in_this_life_is_obeyed() -> None:
     assert len(of(ev.RecordCommitted, rack.hear(rank_orders(7, [rack.genesis])))) == 1
 
 
-def test_an_index_from_the_network_never_reaches_a_list() -> None:
-    rack = Rack().begun()
+def test_an_index_from_the_network_never_reaches_a_list(rack: Rack) -> None:
     assert of(ev.Fetch, rack.told(offers=(offer(OTHER, fragment=77),))) == []
     rack.fields.clear()
     assert of(ev.DropOffer, rack.told(discarded=((77, 1),))) == []
@@ -270,8 +261,7 @@ def test_an_index_from_the_network_never_reaches_a_list() -> None:
 # -------------------------------------------------------------- pulling
 
 
-def test_offers_of_others_are_pulled_from_their_owner_first() -> None:
-    rack = Rack().begun()
+def test_offers_of_others_are_pulled_from_their_owner_first(rack: Rack) -> None:
     theirs = offer(THIRD)
     (fetch,) = of(ev.Fetch, rack.told(offers=(theirs,)))
     assert fetch == ev.Fetch(theirs, (seat(THIRD).lanes[0], seat(OTHER).lanes[0]))
@@ -293,15 +283,13 @@ def test_what_a_rank_holds_waits_for_more_where_racks_are_many() -> None:
     assert told.got == (offer_id(first), offer_id(second))
 
 
-def test_own_offers_are_not_pulled() -> None:
-    rack = Rack().begun()
+def test_own_offers_are_not_pulled(rack: Rack) -> None:
     mine = rack.captured()
     assert of(ev.Fetch, rack.told(offers=(mine,))) == []
     assert rack.report.got == (offer_id(mine),)
 
 
-def test_a_pull_that_fails_is_tried_again() -> None:
-    rack = Rack().begun()
+def test_a_pull_that_fails_is_tried_again(rack: Rack) -> None:
     theirs = offer(OTHER)
     rack.told(offers=(theirs,))
     effects = rack(ev.Fetched(theirs.member, 0, 1, error="TransferStalled: no byte"))
@@ -311,8 +299,7 @@ def test_a_pull_that_fails_is_tried_again() -> None:
     assert len(of(ev.Fetch, rack.tick(1))) == 1
 
 
-def test_offers_that_have_ended_are_not_pulled() -> None:
-    rack = Rack().begun()
+def test_offers_that_have_ended_are_not_pulled(rack: Rack) -> None:
     rack.version(1)
     stale = (offer(OTHER, 1), offer(OTHER, 3, life=1), offer(THIRD, 1))
     fetches = of(ev.Fetch, rack.told(roster(1, [0, 1]), offers=stale))
@@ -322,8 +309,7 @@ def test_offers_that_have_ended_are_not_pulled() -> None:
 # -------------------------------------------------------------- merging
 
 
-def test_a_merge_starts_when_all_payloads_are_here() -> None:
-    rack = Rack().begun()
+def test_a_merge_starts_when_all_payloads_are_here(rack: Rack) -> None:
     a, b = offer(OTHER, tokens=10, steps=1), offer(THIRD, tokens=20, steps=1)
     rack.told(offers=(a, b))
     assert of(ev.Merge, rack.gather(1, a, b)) == []
@@ -347,8 +333,7 @@ def test_weights_may_be_equal_by_configuration() -> None:
     assert merge.weights == (0.5, 0.5)
 
 
-def test_offers_of_unequal_steps_stretch_the_step() -> None:
-    rack = Rack().begun()
+def test_offers_of_unequal_steps_stretch_the_step(rack: Rack) -> None:
     a = offer(OTHER, tokens=8, steps=8)
     b = offer(THIRD, tokens=4, steps=4)
     (merge,) = of(ev.Merge, rack.ready(a, b))
@@ -367,8 +352,7 @@ def test_momentum_waits_where_the_offers_of_a_merge_point_against_it() -> None:
         assert merge.waits is waits
 
 
-def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round() -> None:
-    rack = Rack().begun()
+def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round(rack: Rack) -> None:
     a = offer(OTHER, tokens=10, steps=8)
     absent = (Absent(THIRD, 10, 8),)
     rack.told(offers=(a,), gathers=(MergeProposal(0, 1, 1, (a,), absent),))
@@ -387,9 +371,8 @@ def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round() -> 
     assert (told.rounds, told.part) == (WHOLE // 2, WHOLE)
 
 
-def test_another_list_of_absent_racks_is_other_bits_on_purpose() -> None:
+def test_another_list_of_absent_racks_is_other_bits_on_purpose(rack: Rack) -> None:
     """What another attempt was decided with is not told as a difference."""
-    rack = Rack().begun()
     a = offer(OTHER, tokens=10, steps=8)
     rack.told(offers=(a,), gathers=(MergeProposal(0, 1, 1, (a,), (Absent(THIRD, 10, 8),)),))
     rack.fetched(a)
@@ -400,22 +383,19 @@ def test_another_list_of_absent_racks_is_other_bits_on_purpose() -> None:
     assert (copy.version, copy.rounds) == (1, WHOLE), "as the log says"
 
 
-def test_a_copied_state_comes_with_the_rounds_behind_it() -> None:
-    rack = Rack().begun()
+def test_a_copied_state_comes_with_the_rounds_behind_it(rack: Rack) -> None:
     a = offer(OTHER, tokens=10, steps=8)
     effects = rack.told(replace(commit(1, [a]), absent=(Absent(THIRD, 20, 8),)))
     (copy,) = of(ev.Copy, effects)
     assert (copy.version, copy.rounds) == (1, round(WHOLE / 3))
 
 
-def test_a_gather_brings_offers_that_were_not_announced() -> None:
-    rack = Rack().begun()
+def test_a_gather_brings_offers_that_were_not_announced(rack: Rack) -> None:
     (fetch,) = of(ev.Fetch, rack.gather(1, offer(OTHER)))
     assert fetch.offer == offer(OTHER)
 
 
-def test_another_attempt_begins_anew_and_looks_at_its_inputs() -> None:
-    rack = Rack().begun()
+def test_another_attempt_begins_anew_and_looks_at_its_inputs(rack: Rack) -> None:
     a, b = offer(OTHER), offer(THIRD)
     rack.ready(a, b)
     rack.merged(1)
@@ -431,8 +411,7 @@ def test_another_attempt_begins_anew_and_looks_at_its_inputs() -> None:
     assert rack.report.held == (Held(0, 1, 2, (digest(7),)),)
 
 
-def test_a_result_nobody_asks_for_any_more_is_forgotten() -> None:
-    rack = Rack().begun()
+def test_a_result_nobody_asks_for_any_more_is_forgotten(rack: Rack) -> None:
     a, b = offer(OTHER), offer(THIRD)
     rack.ready(a, b)
     rack.gather(1, a, attempt=2)
@@ -441,8 +420,7 @@ def test_a_result_nobody_asks_for_any_more_is_forgotten() -> None:
     assert [merge.attempt for merge in of(ev.Merge, effects)] == [2]
 
 
-def test_a_spoiled_input_is_fetched_again_and_merged_again() -> None:
-    rack = Rack().begun()
+def test_a_spoiled_input_is_fetched_again_and_merged_again(rack: Rack) -> None:
     theirs = offer(OTHER)
     rack.ready(theirs)
     rack(ev.Fetched(theirs.member, 0, 1, error="its bytes changed in memory"))
@@ -453,8 +431,7 @@ def test_a_spoiled_input_is_fetched_again_and_merged_again() -> None:
     assert len(of(ev.Merge, rack.fetched(theirs))) == 1
 
 
-def test_a_spoiled_anchor_is_copied_again_before_anything_is_merged_onto_it() -> None:
-    rack = Rack().begun()
+def test_a_spoiled_anchor_is_copied_again_before_anything_is_merged_onto_it(rack: Rack) -> None:
     theirs = offer(OTHER)
     rack.ready(theirs)
     effects = rack(ev.Spoiled(0, 0))
@@ -469,8 +446,7 @@ def test_a_spoiled_anchor_is_copied_again_before_anything_is_merged_onto_it() ->
 # -------------------------------------------------------------- what is decided
 
 
-def test_another_result_than_the_logs_is_never_published() -> None:
-    rack = Rack().begun()
+def test_another_result_than_the_logs_is_never_published(rack: Rack) -> None:
     theirs = offer(OTHER)
     rack.ready(theirs)
     rack.merged(1, 666)
@@ -484,9 +460,8 @@ def test_another_result_than_the_logs_is_never_published() -> None:
     assert rack.report.versions == (0,)
 
 
-def test_another_attempt_than_the_decided_one_is_no_fault() -> None:
+def test_another_attempt_than_the_decided_one_is_no_fault(rack: Rack) -> None:
     """Its members were others, so that its bits must be."""
-    rack = Rack().begun()
     theirs, third = offer(OTHER), offer(THIRD)
     rack.ready(theirs, third)
     rack.merged(1, 666)
@@ -495,8 +470,7 @@ def test_another_attempt_than_the_decided_one_is_no_fault() -> None:
     assert notes(effects, "differs") == []
 
 
-def test_proposal_is_not_guessed_after_the_next_round_gathers() -> None:
-    rack = Rack().begun()
+def test_proposal_is_not_guessed_after_the_next_round_gathers(rack: Rack) -> None:
     theirs, later = offer(OTHER), offer(OTHER, 2, base=1)
     rack.ready(theirs)
     rack.merged(1, 666)
@@ -506,8 +480,7 @@ def test_proposal_is_not_guessed_after_the_next_round_gathers() -> None:
     assert notes(effects, "differs") == []
 
 
-def test_decided_before_it_was_merged_here_it_is_merged_still() -> None:
-    rack = Rack().begun()
+def test_decided_before_it_was_merged_here_it_is_merged_still(rack: Rack) -> None:
     theirs = offer(OTHER)
     rack.told(offers=(theirs,))
     rack.gather(1, theirs)
@@ -518,17 +491,15 @@ def test_decided_before_it_was_merged_here_it_is_merged_still() -> None:
     assert of(ev.PublishAnchor, rack.merged(1)) == [ev.PublishAnchor(0, 1, 1)]
 
 
-def test_a_merge_under_way_is_waited_for() -> None:
-    rack = Rack().begun()
+def test_a_merge_under_way_is_waited_for(rack: Rack) -> None:
     theirs = offer(OTHER)
     rack.ready(theirs)
     assert of(ev.Copy, rack.told(commit(1, [theirs]))) == []
     assert of(ev.PublishAnchor, rack.merged(1)) == [ev.PublishAnchor(0, 1, 1)]
 
 
-def test_rank_that_was_absent_copies_only_the_newest_version() -> None:
+def test_rank_that_was_absent_copies_only_the_newest_version(rack: Rack) -> None:
     """Versions between are never needed: the newest holds them."""
-    rack = Rack().begun()
     effects = rack.told(commit(1, [offer(1)]), commit(2, [offer(1, 2)]), commit(3, [offer(1, 3)]))
     assert [copy.version for copy in of(ev.Copy, effects)] == [3]
     assert [told.record for told in of(ev.RecordCommitted, effects)] == rack.records[1:]
@@ -542,9 +513,8 @@ def test_rank_that_was_absent_copies_only_the_newest_version() -> None:
 # -------------------------------------------------------------- what is freed
 
 
-def test_a_named_payload_is_kept_until_every_live_rack_has_the_result() -> None:
+def test_a_named_payload_is_kept_until_every_live_rack_has_the_result(rack: Rack) -> None:
     """A rack that lacks it may still ask for it."""
-    rack = Rack().begun()
     effects = rack.version(1)
     effects += rack.told(settled=(0,))
     effects += rack.tick(LINGER_NS)
@@ -565,8 +535,7 @@ def test_payload_that_was_named_is_kept_until_all_have_it_or_for_a_while() -> No
         assert len(of(ev.Free, rack.told(settled=(1,)) if settle else rack.tick(1))) == 2
 
 
-def test_a_payload_is_kept_while_its_result_is_not_here() -> None:
-    rack = Rack().begun()
+def test_a_payload_is_kept_while_its_result_is_not_here(rack: Rack) -> None:
     mine, theirs = rack.captured(), offer(OTHER)
     rack.told(offers=(mine, theirs))
     rack.gather(1, mine, theirs)
@@ -574,8 +543,7 @@ def test_a_payload_is_kept_while_its_result_is_not_here() -> None:
     assert of(ev.Free, effects) == [], "rack 0 itself has not merged it"
 
 
-def test_dropped_offers_of_others_are_freed_at_once() -> None:
-    rack = Rack().begun()
+def test_dropped_offers_of_others_are_freed_at_once(rack: Rack) -> None:
     theirs, third = offer(OTHER), offer(THIRD)
     rack.told(offers=(theirs, third))
     rack.fetched(theirs, third)
@@ -585,8 +553,7 @@ def test_dropped_offers_of_others_are_freed_at_once() -> None:
     assert of(ev.Free, effects) == [], "it was never here"
 
 
-def test_a_payload_of_a_removed_rack_is_freed_and_one_that_lands_later_too() -> None:
-    rack = Rack().begun()
+def test_a_payload_of_a_removed_rack_is_freed_and_one_that_lands_later_too(rack: Rack) -> None:
     here, flying = offer(THIRD), offer(OTHER)
     rack.told(offers=(here, flying))
     rack.fetched(here)
@@ -596,8 +563,7 @@ def test_a_payload_of_a_removed_rack_is_freed_and_one_that_lands_later_too() -> 
     assert rack.report.got == ()
 
 
-def test_versions_are_forgotten_but_for_the_newest_two_and_the_one_trained_on() -> None:
-    rack = Rack().begun()
+def test_versions_are_forgotten_but_for_the_newest_two_and_the_one_trained_on(rack: Rack) -> None:
     effects = [e for version in (1, 2, 3, 4) for e in rack.version(version)]
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 1), ev.DropAnchor(0, 2)], (
         "0 is trained on"
@@ -628,9 +594,8 @@ def test_the_version_of_a_checkpoint_that_is_given_up_is_forgotten() -> None:
     assert of(ev.DropAnchor, at_a_checkpoint()(ev.BarrierChanged(""))) == [ev.DropAnchor(0, 1)]
 
 
-def test_a_rank_that_is_always_behind_keeps_no_more_than_others() -> None:
+def test_a_rank_that_is_always_behind_keeps_no_more_than_others(rack: Rack) -> None:
     """Each copy is there only when the next version is decided; the newest one it has is kept."""
-    rack = Rack().begun()
     for version in range(1, 10):
         rack.told(commit(version, [offer(OTHER, version, base=version - 1)]))
         if version > 1:
@@ -641,8 +606,7 @@ def test_a_rank_that_is_always_behind_keeps_no_more_than_others() -> None:
 # -------------------------------------------------------------- own offers
 
 
-def test_a_capture_is_encoded_and_reported() -> None:
-    rack = Rack().begun()
+def test_a_capture_is_encoded_and_reported(rack: Rack) -> None:
     effects = rack(ev.Captured(0, 1, 0, 8, 10, 2))
     assert of(ev.Encode, effects) == [ev.Encode(0, 1)]
     (part,) = rack.report.parts
@@ -655,8 +619,7 @@ def test_a_capture_is_encoded_and_reported() -> None:
     assert (part.checksum, part.applied, part.base) == ("ab", 3, 0)
 
 
-def test_an_offer_ends_with_the_apply_that_resolves_it() -> None:
-    rack = Rack().begun()
+def test_an_offer_ends_with_the_apply_that_resolves_it(rack: Rack) -> None:
     rack.captured()
     rack(ev.Applied(0, 1, 0))
     assert len(rack.report.parts) == 1, "it was not named yet"
@@ -664,15 +627,13 @@ def test_an_offer_ends_with_the_apply_that_resolves_it() -> None:
     assert rack.report.parts == ()
 
 
-def test_an_old_end_does_not_end_a_newer_offer() -> None:
-    rack = Rack().begun()
+def test_an_old_end_does_not_end_a_newer_offer(rack: Rack) -> None:
     rack.captured(2)
     rack(ev.Applied(0, 1, 1))
     assert [part.seq for part in rack.report.parts] == [2]
 
 
-def test_a_refused_capture_is_forgotten_by_the_training_thread_first() -> None:
-    rack = Rack().begun()
+def test_a_refused_capture_is_forgotten_by_the_training_thread_first(rack: Rack) -> None:
     rack(ev.Captured(0, 1, 0, 8, 10, 2))
     rack(ev.Encoded(0, 1, "", declined="its delta is not finite"))
     assert rack.report.parts[0].declined == "its delta is not finite"
@@ -683,8 +644,7 @@ def test_a_refused_capture_is_forgotten_by_the_training_thread_first() -> None:
     assert rack.report.parts == ()
 
 
-def test_a_dropped_own_offer_is_forgotten_by_the_training_thread_first() -> None:
-    rack = Rack().begun()
+def test_a_dropped_own_offer_is_forgotten_by_the_training_thread_first(rack: Rack) -> None:
     mine = rack.captured()
     effects = rack.told(Drop(0, (Ended(mine.member, mine.seq),), "older than staleness_max_rounds"))
     assert of(ev.DropOffer, effects) == [ev.DropOffer(0, 1)]
@@ -694,8 +654,7 @@ def test_a_dropped_own_offer_is_forgotten_by_the_training_thread_first() -> None
 # -------------------------------------------------------------- telling, and the end
 
 
-def test_a_report_is_sent_at_once_when_it_changes_else_each_heartbeat() -> None:
-    rack = Rack().begun()
+def test_a_report_is_sent_at_once_when_it_changes_else_each_heartbeat(rack: Rack) -> None:
     first = rack.report
     assert sent(rack.tick(HEARTBEAT_NS - 1)) == []
     assert rack.machine.deadline_ns() == rack.now_ns + 1
@@ -705,8 +664,7 @@ def test_a_report_is_sent_at_once_when_it_changes_else_each_heartbeat() -> None:
     assert (changed.step, changed.step_ns, changed.serial) == (7, 50, first.serial + 2)
 
 
-def test_idle_is_said_only_for_the_newest_versions_and_with_nothing_open() -> None:
-    rack = Rack().begun()
+def test_idle_is_said_only_for_the_newest_versions_and_with_nothing_open(rack: Rack) -> None:
     rack(ev.Leaving())
     assert rack.report.leaving
     assert not rack.report.hurry
@@ -727,8 +685,7 @@ def test_idle_is_said_only_for_the_newest_versions_and_with_nothing_open() -> No
     assert rack.report.hurry, "a hurry is not taken back"
 
 
-def test_the_end_is_said_once_and_to_who_did_not_expect_it_with_a_reason() -> None:
-    rack = Rack().begun()
+def test_the_end_is_said_once_and_to_who_did_not_expect_it_with_a_reason(rack: Rack) -> None:
     rack(ev.Leaving())
     assert of(ev.Finished, rack.told(finish=True)) == [], "it has not read the end yet"
     effects = rack.told(roster(2, ()))
@@ -743,9 +700,8 @@ def test_the_end_is_said_once_and_to_who_did_not_expect_it_with_a_reason() -> No
     assert notes(effects, "expelled") == [], "the job is not over"
 
 
-def test_version_decided_before_the_end_is_copied_from_the_last_racks() -> None:
+def test_version_decided_before_the_end_is_copied_from_the_last_racks(rack: Rack) -> None:
     """The roster of the end has no racks, and so no addresses."""
-    rack = Rack().begun()
     rack(ev.Leaving())
     effects = rack.told(commit(1, [offer(OTHER)]), roster(2, ()), finish=True)
     (copy,) = of(ev.Copy, effects)
@@ -874,8 +830,7 @@ def anew(version: int, *racks: int) -> Record:
     return lineage(FIRST, racks, dead=[THIRD], versions=[version])
 
 
-def test_lineage_forgets_undone_versions_and_drops_their_offers() -> None:
-    rack = Rack().begun()
+def test_lineage_forgets_undone_versions_and_drops_their_offers(rack: Rack) -> None:
     rack.version(1)
     mine, theirs = rack.captured(2, 1), offer(OTHER, 2, base=1)
     rack.told(commit(2, [mine, theirs]))
@@ -888,9 +843,8 @@ def test_lineage_forgets_undone_versions_and_drops_their_offers() -> None:
     assert [copy.version for copy in of(ev.Copy, effects)] == [2], "counted on from there"
 
 
-def test_an_own_offer_that_an_undone_commit_dropped_stays_dropped() -> None:
+def test_an_own_offer_that_an_undone_commit_dropped_stays_dropped(rack: Rack) -> None:
     """The log says that it has ended, so it can never be named."""
-    rack = Rack().begun()
     rack.version(1)
     mine = rack.captured(2, 1)
     rack.told(commit(2, [offer(OTHER, 2, base=1)], dropped=[mine]))
@@ -917,8 +871,7 @@ def test_rank_that_trains_on_an_undone_version_stops_and_holds_it_no_more(late: 
     assert stop.reason.startswith("it trained on version 2 of fragment 0, which the other racks un")
 
 
-def test_undone_version_is_named_by_the_racks_of_the_lineage() -> None:
-    rack = Rack().begun()
+def test_undone_version_is_named_by_the_racks_of_the_lineage(rack: Rack) -> None:
     rack.version(1)
     rack.told(commit(2, [offer(OTHER, 2, base=1)]))
     notes = [note.event for note in of(ev.Note, rack.told(anew(1, MINE, OTHER)))]
@@ -943,8 +896,7 @@ def test_a_copy_of_an_undone_version_that_lands_later_is_not_the_new_one_of_its_
     assert rack.report.versions == (2,)
 
 
-def test_a_new_lineage_leaves_alone_what_it_takes_over() -> None:
-    rack = Rack().begun()
+def test_a_new_lineage_leaves_alone_what_it_takes_over(rack: Rack) -> None:
     rack.version(1)
     open_ = rack.captured(2, 1)
     effects = rack.told(anew(1, MINE, OTHER))
@@ -953,8 +905,7 @@ def test_a_new_lineage_leaves_alone_what_it_takes_over() -> None:
     assert [part.seq for part in rack.report.parts if part.seq == open_.seq] == [2]
 
 
-def test_payloads_of_the_dead_are_freed_with_them() -> None:
-    rack = Rack().begun()
+def test_payloads_of_the_dead_are_freed_with_them(rack: Rack) -> None:
     theirs = offer(THIRD)
     rack.told(offers=(theirs,))
     rack.fetched(theirs)
@@ -965,15 +916,11 @@ def test_payloads_of_the_dead_are_freed_with_them() -> None:
 # -------------------------------------------------------------- snapshots
 
 
-def snapshot_of(*records: Record) -> Snapshot:
-    log = log_of(*records)
-    log.decide(log.last)
-    return log.snapshot()
-
-
 def restored(rack: Rack, *records: Record, **fields: Any) -> list[Effect]:
     """Its leader has no records any more that it could use."""
-    shown = snapshot_of(*records)
+    log = log_of(*records)
+    log.decide(log.last)
+    shown = log.snapshot()
     rack.serial += 1
     return rack.hear(
         replace(rank_orders(rack.serial, (), **fields), prev=shown.index, snapshot=shown)
@@ -997,8 +944,7 @@ def test_its_own_version_0_is_held_as_after_genesis() -> None:
 
 
 @pytest.mark.parametrize("fate", ["named", "dropped", "open"])
-def test_snapshot_has_the_fate_of_the_ranks_own_offer(fate: str) -> None:
-    rack = Rack().begun()
+def test_snapshot_has_the_fate_of_the_ranks_own_offer(rack: Rack, fate: str) -> None:
     rack.captured(1)
     theirs = offer(OTHER)
     first = commit(1, [offer(MINE), theirs] if fate == "named" else [theirs])
@@ -1008,8 +954,7 @@ def test_snapshot_has_the_fate_of_the_ranks_own_offer(fate: str) -> None:
     assert [part.seq for part in rack.report.parts] == [1], "until the training thread has heard"
 
 
-def test_payloads_that_were_named_meanwhile_are_freed_in_time() -> None:
-    rack = Rack().begun()
+def test_payloads_that_were_named_meanwhile_are_freed_in_time(rack: Rack) -> None:
     theirs = offer(OTHER)
     rack.told(offers=(theirs,))
     rack.fetched(theirs)
@@ -1018,16 +963,14 @@ def test_payloads_that_were_named_meanwhile_are_freed_in_time() -> None:
     assert of(ev.Free, rack.tick(LINGER_NS + 1)) == [ev.Free(theirs.member, 0, 1)]
 
 
-def test_versions_that_may_be_undone_are_not_held_any_more() -> None:
+def test_versions_that_may_be_undone_are_not_held_any_more(rack: Rack) -> None:
     """A new lineage may be among the records that did not come, with numbers given anew."""
-    rack = Rack().begun()
     rack.version(1)
     effects = restored(rack, rack.genesis, *(commit(v, [offer(OTHER, v)]) for v in (1, 2)))
     assert ev.DropAnchor(0, 1) in of(ev.DropAnchor, effects)
     assert rack.report.versions == (0,)
 
 
-def test_an_older_snapshot_changes_nothing() -> None:
-    rack = Rack().begun()
+def test_an_older_snapshot_changes_nothing(rack: Rack) -> None:
     rack.version(1)
     assert of(ev.Restored, restored(rack, rack.genesis)) == []

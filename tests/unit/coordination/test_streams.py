@@ -86,6 +86,11 @@ class Ends:
         self.left.read(wire.decode(self.to_left(report(1))))
 
 
+@pytest.fixture
+def ends() -> Ends:
+    return Ends()
+
+
 def arriving(chance: random.Random, way: list[tuple[bool, bytes]]) -> tuple[bool, bytes]:
     """The next frame, or one that overtakes it; some come twice."""
     found = way.pop(0 if chance.random() < 0.8 else chance.randrange(len(way)))
@@ -134,8 +139,7 @@ def test_reader_gets_only_states_that_were_sent_despite_loss_repetition_and_rest
     assert last == state, "the streams come together again"
 
 
-def test_a_state_that_changes_little_takes_few_bytes() -> None:
-    ends = Ends()
+def test_a_state_that_changes_little_takes_few_bytes(ends: Ends) -> None:
     large = orders(1, (), offers=tuple(offer(0, seq, ranks=500) for seq in range(1, 20)))
     ends.settle(large)
     whole = len(wire.encode(Envelope("job", 0, 0, 7, large)))
@@ -203,8 +207,7 @@ def test_what_many_readers_are_told_is_encoded_once() -> None:
     assert len(encodings._made) == ENCODED_MAX
 
 
-def test_nothing_is_patched_before_the_other_side_has_confirmed() -> None:
-    ends = Ends()
+def test_nothing_is_patched_before_the_other_side_has_confirmed(ends: Ends) -> None:
     for serial in (1, 2, 3):
         assert isinstance(wire.decode(ends.to_right(orders(serial, ()))).body, Orders)
     ends.settle(orders(4, ()))
@@ -215,8 +218,7 @@ def test_nothing_is_patched_before_the_other_side_has_confirmed() -> None:
     assert isinstance(wire.decode(ends.to_right(orders(7, ()))).body, Orders)
 
 
-def test_reader_that_cannot_apply_a_patch_gets_the_whole_state() -> None:
-    ends = Ends()
+def test_reader_that_cannot_apply_a_patch_gets_the_whole_state(ends: Ends) -> None:
     ends.settle(orders(1, ()))
     ends.right = Streams(member(1))  # has forgotten everything, in the same life
     with pytest.raises(WireError, match="a patch of state 1, which this process does not have"):
@@ -225,8 +227,7 @@ def test_reader_that_cannot_apply_a_patch_gets_the_whole_state() -> None:
     assert isinstance(wire.decode(ends.to_right(orders(3, ()))).body, Orders)
 
 
-def test_states_that_nobody_confirms_are_not_kept_for_ever() -> None:
-    ends = Ends()
+def test_states_that_nobody_confirms_are_not_kept_for_ever(ends: Ends) -> None:
     ends.settle(orders(1, ()))
     for serial in range(2, 4 * STATES_MAX):
         ends.right.read(wire.decode(ends.to_right(orders(serial, ()))))
@@ -237,9 +238,8 @@ def test_states_that_nobody_confirms_are_not_kept_for_ever() -> None:
     assert max(stream.states) == sent.number
 
 
-def test_restarted_reader_that_cannot_answer_yet_gets_the_whole_state() -> None:
+def test_restarted_reader_that_cannot_answer_yet_gets_the_whole_state(ends: Ends) -> None:
     """A witness knows nobody's address: it answers the orders that it can read."""
-    ends = Ends()
     ends.settle(orders(1, ()))
     ends.restart_right()
     found = [read_or_not(ends.right, ends.to_right(orders(n, ()))) for n in range(2, 40)]
@@ -258,9 +258,8 @@ def test_names_of_strangers_take_no_memory_without_end() -> None:
     assert not right._read, "nobody of them has heard this process"
 
 
-def test_frames_with_invented_incarnations_do_not_take_the_place_of_a_rack() -> None:
+def test_frames_with_invented_incarnations_do_not_take_the_place_of_a_rack(ends: Ends) -> None:
     """Nor is it kept from knowing that it is heard."""
-    ends = Ends()
     ends.settle(orders(1, ()))
     for life in range(5, 10):
         ends.right.read(Envelope("job", *LEFT, life, orders(1, ()), 1))
@@ -270,15 +269,13 @@ def test_frames_with_invented_incarnations_do_not_take_the_place_of_a_rack() -> 
     assert ends.right.read(wire.decode(frame)) == orders(3, ())
 
 
-def test_a_last_word_goes_whole() -> None:
-    ends = Ends()
+def test_a_last_word_goes_whole(ends: Ends) -> None:
     ends.settle(orders(1, ()))
     last = replace(report(5), gone=True)
     assert wire.decode(ends.to_left(last)).body == last
 
 
-def test_messages_that_are_no_states_pass_as_they_are() -> None:
-    ends = Ends()
+def test_messages_that_are_no_states_pass_as_they_are(ends: Ends) -> None:
     envelope = wire.decode(ends.to_right(hello(0)))
     assert envelope.number == 0
     assert ends.right.read(envelope) == hello(0)
@@ -325,8 +322,7 @@ def test_a_patch_of_equal_items_names_their_places() -> None:
     assert apply_patch(first, patch) == again
 
 
-def test_frames_of_a_former_life_do_not_stop_the_present_one() -> None:
-    ends = Ends()
+def test_frames_of_a_former_life_do_not_stop_the_present_one(ends: Ends) -> None:
     late = ends.to_left(replace(report(1), serial=70))
     ends.settle(orders(1, ()))
     ends.restart_right()

@@ -46,6 +46,7 @@ TOKEN = b"0123456789abcdef"
 KEY = offer_key(Member(0, 1), 0, 0, 1)
 SHORT_STALL_NS = SECOND // 5
 
+MakeLane = Callable[..., BulkLane]
 Send = Callable[[bytes], None]
 ReplayScript = Callable[[Send, int, int, int], None]
 """(send, n-th request of the connection, offset, length); raises to hang up."""
@@ -103,7 +104,7 @@ def scripted(script: ReplayScript) -> Iterator[Address]:
 
 
 @pytest.fixture
-async def lane() -> AsyncIterator[Callable[..., BulkLane]]:
+async def lane() -> AsyncIterator[MakeLane]:
     made: list[BulkLane] = []
 
     def make(stall_ns: int = 10 * SECOND, token: bytes = TOKEN, **settings: object) -> BulkLane:
@@ -122,7 +123,7 @@ async def pulled(lane: BulkLane, holders: list[Address], sent: bytes, checksum: 
 
 
 async def test_a_broken_transfer_goes_on_at_the_next_holder_from_the_last_verified_byte(
-    lane: Callable[..., BulkLane],
+    lane: MakeLane,
 ) -> None:
     sent, reader, good = payload(900_000), lane(), lane()
     good.serve(KEY, memoryview(sent))
@@ -142,9 +143,7 @@ async def test_a_broken_transfer_goes_on_at_the_next_holder_from_the_last_verifi
     assert 0 <= asked_again < 64 * REPLY.size  # headers only: no verified byte is sent twice
 
 
-async def test_one_holder_that_keeps_breaking_is_asked_while_it_helps(
-    lane: Callable[..., BulkLane],
-) -> None:
+async def test_one_holder_that_keeps_breaking_is_asked_while_it_helps(lane: MakeLane) -> None:
     sent = payload(800_000)
 
     def one_reply_each(send: Send, number: int, offset: int, length: int) -> None:
@@ -157,7 +156,7 @@ async def test_one_holder_that_keeps_breaking_is_asked_while_it_helps(
 
 
 async def test_a_silent_holder_is_left_after_the_stall_timeout(
-    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch
+    lane: MakeLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, reader, good = payload(300_000), lane(), lane()
     good.serve(KEY, memoryview(sent))
@@ -179,7 +178,7 @@ async def test_a_silent_holder_is_left_after_the_stall_timeout(
         assert good.bytes_sent < len(sent)
 
 
-async def test_when_every_holder_is_silent_the_fetch_stalled(lane: Callable[..., BulkLane]) -> None:
+async def test_when_every_holder_is_silent_the_fetch_stalled(lane: MakeLane) -> None:
     with (
         scripted(lambda *_: None) as one,
         scripted(lambda *_: None) as two,
@@ -188,9 +187,7 @@ async def test_when_every_holder_is_silent_the_fetch_stalled(lane: Callable[...,
         await pulled(lane(SHORT_STALL_NS), [one, two], payload(300_000))
 
 
-async def test_bytes_that_are_not_verified_do_not_count_as_progress(
-    lane: Callable[..., BulkLane],
-) -> None:
+async def test_bytes_that_are_not_verified_do_not_count_as_progress(lane: MakeLane) -> None:
     """A holder that trickles forever must not hold a fetch forever."""
     sent, ended = payload(300_000), threading.Event()
 
@@ -208,9 +205,7 @@ async def test_bytes_that_are_not_verified_do_not_count_as_progress(
             ended.set()
 
 
-async def test_a_chunk_that_arrives_changed_is_asked_for_again(
-    lane: Callable[..., BulkLane],
-) -> None:
+async def test_a_chunk_that_arrives_changed_is_asked_for_again(lane: MakeLane) -> None:
     sent, flips = payload(900_000), iter([True])
 
     def flips_one_bit(send: Send, number: int, offset: int, length: int) -> None:
@@ -223,9 +218,7 @@ async def test_a_chunk_that_arrives_changed_is_asked_for_again(
         assert await pulled(lane(), [noisy], sent, checksum_of(sent)) == sent
 
 
-async def test_a_holder_that_always_changes_bytes_is_given_up(
-    lane: Callable[..., BulkLane],
-) -> None:
+async def test_a_holder_that_always_changes_bytes_is_given_up(lane: MakeLane) -> None:
     sent = payload(100_000)
 
     def flips(send: Send, number: int, offset: int, length: int) -> None:
@@ -237,9 +230,7 @@ async def test_a_holder_that_always_changes_bytes_is_given_up(
         await pulled(lane(), [noisy], sent)
 
 
-async def test_a_payload_dropped_on_its_way_is_gone_not_damaged(
-    lane: Callable[..., BulkLane],
-) -> None:
+async def test_a_payload_dropped_on_its_way_is_gone_not_damaged(lane: MakeLane) -> None:
     """Its buffer was used again while a chunk was sent: a changed chunk, then `gone`."""
     sent, replies = payload(100_000), iter(["changed"])
 
@@ -254,7 +245,7 @@ async def test_a_payload_dropped_on_its_way_is_gone_not_damaged(
 
 
 async def test_the_first_half_of_a_wrong_payload_does_not_condemn_the_second_holder(
-    lane: Callable[..., BulkLane],
+    lane: MakeLane,
 ) -> None:
     sent, reader, good = payload(500_000), lane(), lane()
     wrong = bytes(len(sent))
@@ -272,14 +263,12 @@ async def test_the_first_half_of_a_wrong_payload_does_not_condemn_the_second_hol
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 200 OK\r\n" * 9, REPLY.pack(REPLY_MAGIC, 9, 0, 0, b"")]
 )
-async def test_a_holder_that_talks_nonsense_is_unreachable(
-    lane: Callable[..., BulkLane], answer: bytes
-) -> None:
+async def test_a_holder_that_talks_nonsense_is_unreachable(lane: MakeLane, answer: bytes) -> None:
     with scripted(lambda send, *_: send(answer)) as strange, pytest.raises(PeerUnreachable):
         await pulled(lane(), [strange], b"four")
 
 
-async def test_a_reply_of_another_length_is_not_written(lane: Callable[..., BulkLane]) -> None:
+async def test_a_reply_of_another_length_is_not_written(lane: MakeLane) -> None:
     sent = payload(100_000)
 
     def too_long(send: Send, number: int, offset: int, length: int) -> None:
@@ -289,7 +278,7 @@ async def test_a_reply_of_another_length_is_not_written(lane: Callable[..., Bulk
         await pulled(lane(), [holder], sent)
 
 
-async def test_requests_are_sent_ahead_and_grow(lane: Callable[..., BulkLane]) -> None:
+async def test_requests_are_sent_ahead_and_grow(lane: MakeLane) -> None:
     """The holder must know what to send next, or the wire idles for a round trip per chunk."""
     sent, lengths, held = payload(4 << 20), [], []
     answered = threading.Event()
@@ -313,9 +302,7 @@ async def test_requests_are_sent_ahead_and_grow(lane: Callable[..., BulkLane]) -
     assert lengths[:AHEAD] == [LENGTH_FIRST] * AHEAD
 
 
-async def test_pulls_from_a_holder_that_has_not_answered_ask_for_little(
-    lane: Callable[..., BulkLane],
-) -> None:
+async def test_pulls_from_a_holder_that_has_not_answered_ask_for_little(lane: MakeLane) -> None:
     """All fragments of a model are pulled at the start. Over 8 Mbit/s their 90 connections asked
     for 18 MB at once, so no chunk was whole within the time-out, and every pull began again."""
     asked, answers, sent = threading.Semaphore(0), threading.Event(), payload(2 << 20)
@@ -339,7 +326,7 @@ async def test_pulls_from_a_holder_that_has_not_answered_ask_for_little(
         assert await asyncio.gather(*pulls) == [sent] * len(pulls)
 
 
-async def test_cancelling_stops_a_stuck_fetch_at_once(lane: Callable[..., BulkLane]) -> None:
+async def test_cancelling_stops_a_stuck_fetch_at_once(lane: MakeLane) -> None:
     asked = threading.Event()
     with scripted(lambda *_: asked.set()) as silent:
         into = bytearray(b"before")
@@ -354,9 +341,7 @@ async def test_cancelling_stops_a_stuck_fetch_at_once(lane: Callable[..., BulkLa
 
 
 @pytest.mark.parametrize("size", [100_000, 8 << 20])
-async def test_pulls_from_slow_holders_keep_no_other_waiting(
-    lane: Callable[..., BulkLane], size: int
-) -> None:
+async def test_pulls_from_slow_holders_keep_no_other_waiting(lane: MakeLane, size: int) -> None:
     """Eight racks that merge a slice each pull from seven others, of each a payload and a merged
     slice. Eight transfers at a time filled up with those of slow racks, and what the quick ones
     served waited behind them while the link was idle. Nor does each take four threads."""
@@ -382,7 +367,7 @@ async def test_pulls_from_slow_holders_keep_no_other_waiting(
     assert pulling <= WIDE_MAX * STREAMS + len(stuck) + 1 - WIDE_MAX
 
 
-async def test_close_does_not_wait_for_stuck_peers(lane: Callable[..., BulkLane]) -> None:
+async def test_close_does_not_wait_for_stuck_peers(lane: MakeLane) -> None:
     """One peer does not answer us, another does not read what it asked for; nothing may be left."""
     asked, big = threading.Event(), bytes(64 << 20)
     with scripted(lambda *_: asked.set()) as silent:
@@ -402,14 +387,14 @@ async def test_close_does_not_wait_for_stuck_peers(lane: Callable[..., BulkLane]
         BulkLane("127.0.0.1", (int(port), int(port)), token=TOKEN).close()
 
 
-async def test_a_fetch_after_close_is_refused(lane: Callable[..., BulkLane]) -> None:
+async def test_a_fetch_after_close_is_refused(lane: MakeLane) -> None:
     closed = lane()
     closed.close()
     with pytest.raises(PeerUnreachable, match="closed"):
         await pulled(closed, [lane().address], b"four")
 
 
-async def test_another_jobs_connection_is_closed(lane: Callable[..., BulkLane]) -> None:
+async def test_another_jobs_connection_is_closed(lane: MakeLane) -> None:
     holder, stranger = lane(), lane(token=b"another-job-here")
     holder.serve(KEY, memoryview(b"ours"))
     with pytest.raises(PeerUnreachable, match="same job"):
@@ -435,9 +420,7 @@ async def test_another_jobs_connection_is_closed(lane: Callable[..., BulkLane]) 
         "http", "magic", "oversize", "empty", "past-end", "overflow", "half-request", "half-hello",
     ],
 )  # fmt: skip
-async def test_garbage_closes_its_connection_and_no_other(
-    lane: Callable[..., BulkLane], said: bytes
-) -> None:
+async def test_garbage_closes_its_connection_and_no_other(lane: MakeLane, said: bytes) -> None:
     holder = lane()
     holder.serve(KEY, memoryview(b"four"))
     with socket.create_connection(holder.address) as vandal, contextlib.suppress(OSError):
@@ -451,7 +434,7 @@ async def test_garbage_closes_its_connection_and_no_other(
 
 
 async def test_flood_of_connections_is_admitted_at_a_limited_rate(
-    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch
+    lane: MakeLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slowness can only make it take less: the count is held against the time that there was.
     Without the limit the flood is rejected at once."""
@@ -470,7 +453,7 @@ async def test_flood_of_connections_is_admitted_at_a_limited_rate(
         assert holder.rejected <= connections + (time.monotonic_ns() - since_ns) // admit_ns
 
 
-async def test_drop_takes_effect_at_the_next_chunk(lane: Callable[..., BulkLane]) -> None:
+async def test_drop_takes_effect_at_the_next_chunk(lane: MakeLane) -> None:
     holder = lane()
     holder.serve(KEY, memoryview(b"abcdef"))
     with socket.create_connection(holder.address) as reader:
@@ -483,7 +466,7 @@ async def test_drop_takes_effect_at_the_next_chunk(lane: Callable[..., BulkLane]
 
 
 async def test_idle_connections_make_room_for_new_ones(
-    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch
+    lane: MakeLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk_server, "CONNECTIONS_MAX", 2)
     holder = lane()
@@ -492,7 +475,7 @@ async def test_idle_connections_make_room_for_new_ones(
         assert await pulled(lane(), [holder.address], b"four") == b"four"
 
 
-async def test_a_pooled_connection_that_died_is_replaced(lane: Callable[..., BulkLane]) -> None:
+async def test_a_pooled_connection_that_died_is_replaced(lane: MakeLane) -> None:
     sent, lives = payload(10_000), iter([1, 2])
 
     def one_fetch_per_life(send: Send, number: int, offset: int, length: int) -> None:
@@ -515,7 +498,7 @@ def test_all_ports_taken_is_said_with_its_remedy() -> None:
             bulk_server.listen("127.0.0.1", (port, port))
 
 
-async def test_the_range_of_ports_is_inclusive(lane: Callable[..., BulkLane]) -> None:
+def test_the_range_of_ports_is_inclusive() -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as owner:
         port = owner.getsockname()[1]
         second = BulkLane("127.0.0.1", (port, min(port + 50, 65535)), token=TOKEN, advertise="me")
@@ -532,13 +515,13 @@ async def test_the_range_of_ports_is_inclusive(lane: Callable[..., BulkLane]) ->
     ],
     ids=str,
 )  # fmt: skip
-async def test_values_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
+def test_values_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
     settings = {"host": "127.0.0.1", "ports": None, "token": TOKEN} | wrong
     with pytest.raises(ConfigError):
         BulkLane(settings.pop("host"), settings.pop("ports"), **settings)
 
 
-async def test_a_host_that_is_not_ours_is_said() -> None:
+def test_a_host_that_is_not_ours_is_said() -> None:
     with pytest.raises(TransportError, match="interface"):
         BulkLane("192.0.2.1", None, token=TOKEN)
 
@@ -547,16 +530,12 @@ async def test_a_host_that_is_not_ours_is_said() -> None:
     "holder",
     [Address("no-such-host.invalid", 9), Address("127.0.0.1", 70_000), Address("x" * 300, 9)],
 )
-async def test_an_address_that_cannot_be_is_unreachable(
-    lane: Callable[..., BulkLane], holder: Address
-) -> None:
+async def test_an_address_that_cannot_be_is_unreachable(lane: MakeLane, holder: Address) -> None:
     with pytest.raises(PeerUnreachable):
         await pulled(lane(), [holder], b"four")
 
 
-async def test_without_a_file_left_to_open_a_holder_is_asked_again_later(
-    lane: Callable[..., BulkLane],
-) -> None:
+async def test_without_a_file_left_to_open_a_holder_is_asked_again_later(lane: MakeLane) -> None:
     """The script has opened its last file. The error left the lane as it was, and stopped the loop
     of the rack, though the next pull would have worked."""
     holder, reader = lane(), lane()
@@ -573,7 +552,7 @@ async def test_without_a_file_left_to_open_a_holder_is_asked_again_later(
 
 
 async def test_a_thread_that_cannot_be_started_costs_one_connection(
-    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch
+    lane: MakeLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container has its limit of threads, which the loaders of a script may reach for a moment.
     The holder accepted nothing any more after it, without a word, for the rest of the job."""
@@ -596,7 +575,7 @@ async def test_a_thread_that_cannot_be_started_costs_one_connection(
 
 @pytest.mark.parametrize("refused", [1, 99], ids=["one", "all"])
 async def test_threads_that_a_pull_cannot_start_are_no_fault_of_the_rack(
-    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch, refused: int
+    lane: MakeLane, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
     """The error left the lane as it was, and stopped the loop of the rack; and a first connection
     without a thread kept the others waiting for the stall time-out."""
@@ -621,9 +600,7 @@ async def test_threads_that_a_pull_cannot_start_are_no_fault_of_the_rack(
     assert await pulled(reader, [holder.address], sent) == sent
 
 
-async def test_connections_to_racks_that_have_moved_are_closed(
-    lane: Callable[..., BulkLane],
-) -> None:
+async def test_connections_to_racks_that_have_moved_are_closed(lane: MakeLane) -> None:
     """A rack that was started again listened elsewhere, and the files of its former life stayed
     open for the rest of the job."""
     reader, files = lane(), []
@@ -638,7 +615,7 @@ async def test_connections_to_racks_that_have_moved_are_closed(
 
 @pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ECONNABORTED, errno.EPROTO, errno.EMFILE])
 async def test_what_accept_says_of_one_connection_ends_no_other(
-    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch, error: int
+    lane: MakeLane, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """accept(2) tells errors of the network, and of a kernel without memory, that pass. After most
     of them the holder accepted nothing any more, without a word, for the rest of the job."""
@@ -657,7 +634,7 @@ async def test_what_accept_says_of_one_connection_ends_no_other(
     assert told.is_set()
 
 
-async def test_names_are_resolved_and_ipv6_works(lane: Callable[..., BulkLane]) -> None:
+async def test_names_are_resolved_and_ipv6_works(lane: MakeLane) -> None:
     holder = BulkLane("::1", None, token=TOKEN)
     holder.serve(KEY, memoryview(b"four"))
     assert await pulled(lane(), [holder.address], b"four") == b"four"

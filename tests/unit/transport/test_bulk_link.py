@@ -20,10 +20,11 @@ PAYLOAD = bytes(range(251)) * 20_000
 """Four pieces, which are two batches, and a part of one."""
 
 Change = Callable[[bytearray], None]
+Pair = tuple[socket.socket, socket.socket]
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def pair() -> Iterator[Pair]:
     one, other = socket.socketpair()
     yield one, other
     one.close()
@@ -41,9 +42,7 @@ def answered(sock: socket.socket, holder: HolderEnd) -> None:
     sock.shutdown(socket.SHUT_RDWR)
 
 
-def pulled(
-    pair: tuple[socket.socket, socket.socket], conceal: bool, sock: socket.socket
-) -> tuple[bool, bytes]:
+def pulled(pair: Pair, conceal: bool, sock: socket.socket) -> tuple[bool, bytes]:
     """Whether all pieces opened, and what came. `sock`: what the reader reads from."""
     holder = HolderEnd(pair[0], TOKEN, Secrets([OURS], conceal=conceal))
     serving = threading.Thread(target=answered, args=(pair[0], holder))
@@ -73,9 +72,7 @@ class Wire(socket.socket):
 
 
 @pytest.mark.parametrize("conceal", [True, False])
-def test_only_concealed_payloads_are_not_to_be_read_on_the_way(
-    pair: tuple[socket.socket, socket.socket], conceal: bool
-) -> None:
+def test_only_concealed_payloads_are_not_to_be_read_on_the_way(pair: Pair, conceal: bool) -> None:
     wire = Wire(fileno=pair[1].detach())
     assert pulled(pair, conceal, wire) == (True, PAYLOAD)
     assert (bytes(wire.seen[:64]) in PAYLOAD) != conceal
@@ -85,23 +82,19 @@ def flipped(piece: bytearray) -> None:
     piece[100] ^= 1
 
 
-def opens(pair: tuple[socket.socket, socket.socket], conceal: bool, change: Change) -> bool:
+def opens(pair: Pair, conceal: bool, change: Change) -> bool:
     wire = Wire(fileno=pair[1].detach())
     wire.change = change
     return pulled(pair, conceal, wire)[0]
 
 
 @pytest.mark.parametrize("conceal", [True, False])
-def test_a_changed_piece_does_not_open(
-    pair: tuple[socket.socket, socket.socket], conceal: bool
-) -> None:
+def test_a_changed_piece_does_not_open(pair: Pair, conceal: bool) -> None:
     assert not opens(pair, conceal, flipped)
 
 
 @pytest.mark.parametrize("conceal", [True, False])
-def test_pieces_do_not_change_places(
-    pair: tuple[socket.socket, socket.socket], conceal: bool
-) -> None:
+def test_pieces_do_not_change_places(pair: Pair, conceal: bool) -> None:
     """Each of them was sealed by the holder, for this connection."""
     first: list[bytes] = []
     batch = BATCH_PIECES * (PIECE_BYTES + TAG_BYTES) if conceal else PIECE_BYTES
@@ -114,9 +107,7 @@ def test_pieces_do_not_change_places(
     assert len(first[0]) == batch
 
 
-def test_pieces_of_one_batch_do_not_change_places(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_pieces_of_one_batch_do_not_change_places(pair: Pair) -> None:
     def swap(batch: bytearray) -> None:
         size = PIECE_BYTES + TAG_BYTES
         batch[:] = batch[size : 2 * size] + batch[:size] + batch[2 * size :]
@@ -125,9 +116,7 @@ def test_pieces_of_one_batch_do_not_change_places(
 
 
 @pytest.mark.parametrize("conceal", [True, False])
-def test_nobody_is_brought_to_send_openly_who_conceals(
-    pair: tuple[socket.socket, socket.socket], conceal: bool
-) -> None:
+def test_nobody_is_brought_to_send_openly_who_conceals(pair: Pair, conceal: bool) -> None:
     holder = HolderEnd(pair[0], TOKEN, Secrets([OURS], conceal=conceal))
     serving = threading.Thread(target=answered, args=(pair[0], holder))
     serving.start()

@@ -18,10 +18,11 @@ from mend.types import SECOND, Member, Meter, growing_key, offer_key
 KEY = growing_key(Member(0, 11), 0, 2, 5)
 SIZE = 5 << 20
 SENT = (bytes(range(251)) * (SIZE // 251 + 1))[:SIZE]
+Lanes = tuple[BulkLane, BulkLane]
 
 
 @pytest.fixture
-async def lanes() -> AsyncIterator[tuple[BulkLane, BulkLane]]:
+async def lanes() -> AsyncIterator[Lanes]:
     """A holder and a reader."""
     token = b"growing-payloads"
     made = [
@@ -33,7 +34,7 @@ async def lanes() -> AsyncIterator[tuple[BulkLane, BulkLane]]:
         each.close()
 
 
-def pull(lanes: tuple[BulkLane, BulkLane], into: bytearray, meter: Meter) -> asyncio.Task[None]:
+def pull(lanes: Lanes, into: bytearray, meter: Meter) -> asyncio.Task[None]:
     holder, reader = lanes
     fetched = reader.fetch([holder.address], KEY, None, memoryview(into), meter=meter)
     return asyncio.ensure_future(fetched)
@@ -44,9 +45,7 @@ async def until(meter: Meter, verified: int) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_request_waits_for_payload_and_for_its_bytes(
-    lanes: tuple[BulkLane, BulkLane],
-) -> None:
+async def test_request_waits_for_payload_and_for_its_bytes(lanes: Lanes) -> None:
     """It is asked for before it is there; what is not filled yet never leaves."""
     room, into, meter, growth = bytearray(SIZE), bytearray(SIZE), Meter(SIZE, 0), Growth()
     pulling = pull(lanes, into, meter)
@@ -66,9 +65,7 @@ async def test_request_waits_for_payload_and_for_its_bytes(
 
 
 @pytest.mark.parametrize("fault", ["fails", "stays as it is", "never comes", "is dropped"])
-async def test_reader_is_told_that_a_payload_is_gone(
-    lanes: tuple[BulkLane, BulkLane], fault: str
-) -> None:
+async def test_reader_is_told_that_a_payload_is_gone(lanes: Lanes, fault: str) -> None:
     room, meter, growth = bytearray(SENT), Meter(SIZE, 0), Growth()
     if fault != "never comes":
         lanes[0].serve(KEY, memoryview(room), growth)
@@ -86,9 +83,7 @@ async def test_reader_is_told_that_a_payload_is_gone(
     assert meter.checksum == ""
 
 
-async def test_holder_that_dies_in_the_middle_ends_the_pull(
-    lanes: tuple[BulkLane, BulkLane],
-) -> None:
+async def test_holder_that_dies_in_the_middle_ends_the_pull(lanes: Lanes) -> None:
     meter, growth = Meter(SIZE, 0), Growth()
     lanes[0].serve(KEY, memoryview(SENT), growth)
     growth.reach(2 << 20)
@@ -101,7 +96,7 @@ async def test_holder_that_dies_in_the_middle_ends_the_pull(
 
 
 async def test_only_keys_of_growing_payloads_are_waited_for(
-    lanes: tuple[BulkLane, BulkLane], monkeypatch: pytest.MonkeyPatch
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has to wait for the answer that an offer is gone."""
 

@@ -9,6 +9,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -18,19 +19,19 @@ from mend.transport.tunnel import _pump
 from mend.transport.zmq import ZmqSideband
 
 
+@dataclass
 class Served:
     """A sideband in a thread of its own. `answer`: to whatever is diverted; None: silence."""
 
-    def __init__(self, prefix: bytes, answer: bytes | None) -> None:
-        self.prefix, self.answer = prefix, answer
-        self.address = ""
+    answer: bytes | None
+    address: str = ""
 
 
 @contextmanager
 def serving(
     answer: bytes | None, bind: str = "tcp://127.0.0.1:0", prefix: bytes = b""
 ) -> Iterator[Served]:
-    loop, served, ready = asyncio.new_event_loop(), Served(prefix, answer), threading.Event()
+    loop, served, ready = asyncio.new_event_loop(), Served(answer), threading.Event()
 
     async def serve() -> None:
         sideband = ZmqSideband(bind)

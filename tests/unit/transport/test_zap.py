@@ -19,6 +19,7 @@ A, B = Peer(0, 0), Peer(1, 0)
 SOON_S = 0.5
 LIMIT_S = 20.0
 MakeSideband = Callable[..., ZmqSideband]
+MakeDealer = Callable[[], zmq.Socket[bytes]]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ async def sideband() -> AsyncIterator[MakeSideband]:
 
 
 @pytest.fixture
-def dealer() -> Iterator[Callable[[], zmq.Socket[bytes]]]:
+def dealer() -> Iterator[MakeDealer]:
     context, made = zmq.Context(), list[zmq.Socket[bytes]]()
 
     def make() -> zmq.Socket[bytes]:
@@ -92,7 +93,7 @@ async def test_who_has_a_key_says_nothing_to_a_listener_without(sideband: MakeSi
 
 
 async def test_a_curve_client_with_any_key_of_its_own_is_refused(
-    sideband: MakeSideband, dealer: Callable[[], zmq.Socket[bytes]]
+    sideband: MakeSideband, dealer: MakeDealer
 ) -> None:
     """It may know the server's public key: CURVE alone would let it in."""
     there, client = sideband(A, OURS), dealer()
@@ -108,7 +109,7 @@ async def test_a_curve_client_with_any_key_of_its_own_is_refused(
 
 
 async def test_with_nobody_to_ask_nobody_gets_in(
-    sideband: MakeSideband, dealer: Callable[[], zmq.Socket[bytes]]
+    sideband: MakeSideband, dealer: MakeDealer
 ) -> None:
     """A dead authenticator must not open the door: libzmq asks nobody where no handler listens."""
     there, client = sideband(A, OURS), dealer()

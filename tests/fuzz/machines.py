@@ -38,11 +38,11 @@ SERIAL = 2**61
 """Newer than anything that was heard before."""
 
 CONTRADICTS = "stops: contradicts the log"
-"""Meant: a record that contradicts the log is a bug of its writer, and stops the reader. What the
-writer hears is no record, and never stops it."""
+"""Intended: a record that contradicts the log is a bug of its writer, and stops the reader. What
+the writer hears is no record, and never stops it."""
 
 REPEATED = "repeats what its receivers refuse"
-"""Meant: the limits of fields are checked by the receiver, so who believes a lie is refused."""
+"""Intended: the limits of fields are checked by the receiver, so who believes a lie is refused."""
 
 
 def log_of(machine: Any) -> Any:

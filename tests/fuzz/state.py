@@ -49,15 +49,13 @@ class State(Target):
         self.rank = training.rank
         self.rank.store.host = self.rank.jobs._host = Donor(self.rank.host)
         generator = torch.Generator().manual_seed(seed)
-        self.anchors = [self._anchor(numel, generator) for numel in NUMELS]
         self.numerics = Numerics(
             CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](0.7, 0.5)
         )
-
-    def _anchor(self, numel: int, generator: torch.Generator) -> Anchor:
-        numerics = Numerics(CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](0.7, 0.5))
-        data = torch.randn(2 * numel, generator=generator)
-        return numerics.adopt(data, numel, 5)
+        self.anchors = [
+            self.numerics.adopt(torch.randn(2 * numel, generator=generator), numel, 5)
+            for numel in NUMELS
+        ]
 
     def example(self, rng: random.Random) -> bytes:
         which = rng.randrange(len(self.anchors))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mend.consensus.log import NORMS_KEPT, Log
 from mend.consensus.records import Absent, Commit, MomentFragments
-from mend.coordination.messages import Sliced
+from mend.coordination.messages import Declined, Sliced
 from mend.coordination.round_inputs import (
     ABSURD,
     NAMED_LATELY_MIN,
@@ -95,6 +95,14 @@ def test_how_racks_stand_in_a_sharded_attempt_is_read_of_the_next_version() -> N
     reports = {0: report(0, 2), 1: report(1, 2, slices=said)}
     around = surroundings(log.appended, reports, {}, frozenset(reports))
     assert inputs_of(0, around, log.appended, reports, {}, {}).slices == {1: said[1]}
+
+
+def test_a_rack_has_declined_if_it_says_so_of_this_fragment_and_version() -> None:
+    log = log_of(genesis(4, fragments=2))
+    said = {1: Declined(0, 0, "NaN"), 2: Declined(1, 0, "NaN"), 3: Declined(0, 5, "NaN")}
+    reports = {rack: report(1, 2, declined=(each,)) for rack, each in said.items()}
+    around = surroundings(log.appended, reports, {}, frozenset(reports))
+    assert inputs_of(0, around, log.appended, reports, {}, {}).declined == {1}
 
 
 def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:

@@ -13,6 +13,7 @@ from mend.detector import Cause, DetectorOptions
 from mend.events.base import kind_of
 from mend.events.kinds import RackSlow, RackSlowOver
 from mend.types import MS
+from tests.unit.coordination.nouns import report
 
 REPORT_BYTES = 36
 """Most that a pace may add to a report, whatever it says."""
@@ -104,6 +105,13 @@ def test_the_coordinator_tells_both_verdicts_and_notes_its_own() -> None:
     (note,) = racks.compare({rack: Pace(0, 1000, 10_000) for rack in range(4)}, {3: 60})
     assert note.event == RackSlowOver(slow_rack=3, against=PEERS, step=60, since_step=40)
     assert racks.judged == ()
+
+
+def test_a_rack_that_leaves_is_not_judged() -> None:
+    racks, slow = RackPaces(), Pace(0, 1000, 10_000, slow_since=5, ratio_milli=2000)
+    said = {rack: report(1, pace=slow, leaving=rack == 1) for rack in (0, 1)}
+    racks.look(said)
+    assert [each.rack for each in racks.judged] == [0]
 
 
 def test_the_coordinator_tells_slow_links_by_direction_behind_slow_racks() -> None:

@@ -44,7 +44,7 @@ BUGS = (
     ),
     _bug(
         "3",
-        "a acceptor accepts the log of a ballot below its promise",
+        "an acceptor accepts the log of a ballot below its promise",
         ("consensus.acceptor:Acceptor.append",
          "if ballot < self.promised:\n"
          "    return False", ""),
@@ -582,7 +582,7 @@ NOT_HERE = {
     "result is there.",
     "21, Decided of a lower ballot": "there is no such message, orders are always those of the "
     "newest ballot; the nearest are 21 and 21b.",
-    "25, the own vote alone": "a acceptor that hears its own coordinator promises nothing, so a "
+    "25, the own vote alone": "an acceptor that hears its own coordinator promises nothing, so a "
     "leader's own vote is never given to another; 25 takes that rule away as well.",
     "26, an old commit whose bytes are gone comes back": "a gather travels in the same orders as "
     "the Ballot record, so that a rack which frees an older result for it has accepted the ballot. "

@@ -164,7 +164,7 @@ Cost = tuple[dict[str, int], dict[str, float]]
         # payload is hashed at once.
         ("float32", ({"kernel": PARTS, "hash": PARTS}, {"kernel": 2, "hash": 1})),
         ("bfloat16", ({"kernel": PARTS // 2, "hash": PARTS // 2}, {"kernel": 3.5, "hash": 0.5})),
-        ("int8", ({"kernel": PARTS // 2, "hash": PARTS // 2}, {"kernel": 3.25, "hash": 0.25})),
+        ("int8", ({"kernel": PARTS // 2, "hash": 1}, {"kernel": 3.25, "hash": 0.25})),
     ],
 )
 def test_an_offer_is_one_compiled_pass_and_one_checksum(

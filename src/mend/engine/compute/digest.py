@@ -23,6 +23,7 @@ _HASH_BYTES = 16
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU."""
     return tensor.view(torch.uint8).numpy().data.toreadonly()
 
 
@@ -176,24 +177,9 @@ def proof_of(
     return digest.proof()
 
 
-class StateHash:
-    """xxh3_128 of the concatenated bytes of tensors: the checksum that the lane verifies."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_128()
-
-    def feed(self, values_N: Tensor) -> None:
-        """Contiguous, on the CPU."""
-        view = bytes_of(values_N)
-        for start in range(0, len(view), DIGEST_BLOCK_BYTES):
-            self._hash.update(view[start : start + DIGEST_BLOCK_BYTES])
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
-
-
 def digest_of_state(data_B: Tensor) -> str:
-    """The `StateHash` of one tensor."""
-    state_hash = StateHash()
-    state_hash.feed(data_B)
+    """xxh3_128 of the bytes of a tensor: the checksum that the lane verifies."""
+    state_hash = xxhash.xxh3_128()
+    # Before version 4 the functions of one call hold the interpreter's lock, unlike `update`.
+    state_hash.update(bytes_of(data_B))
     return state_hash.hexdigest()

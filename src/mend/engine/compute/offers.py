@@ -20,12 +20,13 @@ from functools import partial
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from mend.codec import CODECS, BlockCodec, Codec, LayoutCodec
 from mend.consensus.records import NORM_MAX
 from mend.engine.compute.buffers import Buffers
-from mend.engine.compute.digest import DIGEST_BLOCK_BYTES, StateHash, digest_of_state
+from mend.engine.compute.digest import DIGEST_BLOCK_BYTES, bytes_of, digest_of_state
 from mend.engine.compute.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
 from mend.engine.compute.worker_pool import WorkerPool
 from mend.errors import NonFinite, ensure, require
@@ -149,7 +150,7 @@ class _Hashing:
 
     def __init__(self, data: Tensor, ends: Sequence[int]) -> None:
         self.data, self._ends, self._filled = data, ends, [False] * len(ends)
-        self._hash, self._next, self._hashed, self._busy = StateHash(), 0, 0, False
+        self._hash, self._next, self._hashed, self._busy = xxhash.xxh3_128(), 0, 0, False
         self._lock = threading.Lock()
 
     def filled(self, position: int, reach: Callable[[int], None] = lambda end: None) -> None:
@@ -169,7 +170,7 @@ class _Hashing:
                 if not ready.numel() or (ready.nbytes < DIGEST_BLOCK_BYTES and not last):
                     self._busy = False
                     return
-            self._hash.feed(ready)
+            self._hash.update(bytes_of(ready))
             self._hashed = end
             reach(end * self.data.element_size())
 

@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
-from mend.engine.compute.digest import DIGEST_BLOCK_BYTES, StateHash, bytes_of
+from mend.engine.compute.digest import DIGEST_BLOCK_BYTES, bytes_of
 from mend.engine.compute.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
 from mend.errors import StateRefused
 from mend.fragment.shards import as_dtensor
@@ -126,13 +127,12 @@ class Packing:
 
     def digest(self) -> str:
         """`digest_of_state` of the bytes that `write` returns, without memory for them."""
-        state_hash = StateHash()
-        state_hash.feed(torch.frombuffer(bytearray(self._head), dtype=torch.uint8))
+        state_hash = xxhash.xxh3_128(self._head)
         for i in sorted(self._places, key=self._places.__getitem__):
             flat_N = self._tensors[i].detach().reshape(-1)
             step = DIGEST_BLOCK_BYTES // flat_N.element_size()
             for start in range(0, flat_N.numel(), step):
-                state_hash.feed(flat_N[start : start + step].cpu())
+                state_hash.update(bytes_of(flat_N[start : start + step].cpu()))
         return state_hash.hexdigest()
 
     def _plain(self, path: Path, value: object) -> object:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import xxhash
 from torch import Tensor
 
 from mend.coordination import events as ev
 from mend.engine.compute.buffers import unpooled
-from mend.engine.compute.digest import StateHash, bytes_of
+from mend.engine.compute.digest import bytes_of
 from mend.engine.joining.inbox import StateInbox
 from mend.engine.joining.training_state import Given, LikeFirst, Received, Refused
 from mend.engine.loop.effects import Handlers
@@ -61,7 +62,7 @@ class StateCopying(LoopFeature):
             self.free(to)
             tell(ev.StateTaken(to, step, data_B.size, data_B.digest))
             return
-        copied, state_hash = data_B, StateHash()
+        copied, state_hash = data_B, xxhash.xxh3_128()
 
         def done() -> None:
             digest = state_hash.hexdigest()
@@ -71,7 +72,7 @@ class StateCopying(LoopFeature):
             store.host.serve(key, bytes_of(copied))
             tell(ev.StateTaken(to, step, copied.numel(), digest))
 
-        self._in_portions(copied, state_hash.feed, done)
+        self._in_portions(copied, lambda part_B: state_hash.update(bytes_of(part_B)), done)
 
     def reserve(self, size: int) -> None:
         """Allocate memory for a copy and touch every page, as the first touch is slow. If there is

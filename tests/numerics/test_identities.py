@@ -15,11 +15,12 @@ from torch import Tensor
 from mend.codec import codec_named
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
-from mend.fragment import VectorLedger, realign
+from mend.fragment import realign
 from mend.merge import Average
 from mend.outer import Nesterov
 from mend.types import Owned, Span
 from mend_lab.reference import Rack, Settings, lockstep
+from mend_lab.sim.vector_ledger import VectorLedger
 from tests.numerics.racks import FRAGMENTS, flat, rack
 
 PERIOD, STEPS = 5, 60

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import mend
 from mend.engine.state.fragment_state import FragmentState, OpenOffer
 from mend.engine.trainer.trainer import Trainer
-from mend.fragment import VectorLedger
+from mend_lab.sim.vector_ledger import VectorLedger
 from tests.process import train
 
 

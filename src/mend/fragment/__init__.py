@@ -2,14 +2,12 @@
 The only package that accesses the model."""
 
 from mend.fragment.apply import ApplyMode, realign
-from mend.fragment.ledger import VectorLedger
 from mend.fragment.plan import build_plan, exchanged_parameters, plan_facts, tied_names, unwrap
 from mend.fragment.view import FragmentView
 
 __all__ = [
     "ApplyMode",
     "FragmentView",
-    "VectorLedger",
     "build_plan",
     "exchanged_parameters",
     "plan_facts",

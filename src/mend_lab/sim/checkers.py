@@ -24,13 +24,13 @@ from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_rounds import ASLEEP_NS
 from mend.events import kinds
 from mend.events.base import LoggedEvent
-from mend.fragment.ledger import VectorLedger
 from mend.types import MS, SECOND, Peer
 from mend_lab.sim import liveness
 from mend_lab.sim.agreement import Agreement
 from mend_lab.sim.moment_checks import MomentChecks
 from mend_lab.sim.scenario import Scenario, rounds_before
 from mend_lab.sim.unit_checks import UnitChecks
+from mend_lab.sim.vector_ledger import VectorLedger
 
 if TYPE_CHECKING:
     from mend_lab.sim.process import Process, Training

@@ -29,9 +29,9 @@ from mend.engine.state.fragment_state import AgreeMin, GatherSlices, OpenOffer
 from mend.engine.state.published_state import NewestOrders
 from mend.engine.trainer.trainer_rounds import ASLEEP_NS
 from mend.errors import Diverged, GaveUp, MendError, NonFinite, require
-from mend.fragment.ledger import VectorLedger
 from mend.transport.growth import Growth
 from mend.types import SECOND, Member
+from mend_lab.sim.vector_ledger import VectorLedger
 from tests.unit.coordination.nouns import genesis, log_of
 from tests.unit.engine.hand import GIVE_UP_NS, MINE, NUMEL, STALL_NS, THEIRS, Hand
 
@@ -385,7 +385,7 @@ Fate = st.sampled_from(["named", "late", "dropped", "nothing"])
 def test_carry_neither_loses_nor_doubles_an_update(
     fates: list[str], payload: str, overlap: int
 ) -> None:
-    """The one-ledger identity (mend.fragment.ledger), whatever becomes of the offers."""
+    """The one-ledger identity (mend_lab.sim.vector_ledger), whatever becomes of the offers."""
     hand = Hand(payload=payload, in_weights=payload == "topk", overlap=overlap, **PATIENT)
     ledger, track, before_N, theta_N = VectorLedger(NUMEL), hand.track(), *torch.empty(2, NUMEL)
     for fate in [*fates, "nothing"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mend.fragment import VectorLedger
+from mend_lab.sim.vector_ledger import VectorLedger
 
 
 def vec(*values: float) -> torch.Tensor:

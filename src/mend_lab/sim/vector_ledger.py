@@ -1,4 +1,4 @@
-"""The conservation identity of a rack's fragment, in doubles. For tests and the simulator.
+"""The conservation identity of a rack's fragment, in doubles.
 
 Legend: N elements of a fragment.
 """

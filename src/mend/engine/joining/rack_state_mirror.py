@@ -79,10 +79,7 @@ class RackStateMirrors(LoopFeature):
     def serve(self, step: int, data_B: Tensor) -> None:
         """Serve the state of a capture after `step`."""
 
-        def done(digest: str | Exception) -> None:
-            if isinstance(digest, Exception):
-                self._jobs.broken(digest)
-                return
+        def done(digest: str) -> None:
             where = self._store.member, self._me.rank, step
             head, state = rack_state_key(*where), rack_state_key(*where, digest)
             self._host.serve(state, bytes_of(data_B))

@@ -89,10 +89,8 @@ class StateCopying(LoopFeature):
         """Do `work` on the worker in portions, so that it can encode and merge in between."""
         left = iter(range(0, data_B.numel(), PORTION_BYTES))
 
-        def go_on(result: object) -> None:
-            if isinstance(result, Exception):
-                self._jobs.broken(result)
-            elif (first := next(left, None)) is None:
+        def go_on(_: object) -> None:
+            if (first := next(left, None)) is None:
                 done()
             else:
                 part_B = data_B[first : first + PORTION_BYTES]

@@ -8,7 +8,7 @@ from typing import TypeVar
 from mend.coordination.events import Event
 from mend.engine.io.host import HostInterface
 from mend.engine.state.published_state import PublishedState
-from mend.errors import InvariantError, WorkerFailed
+from mend.errors import InvariantError, MendError, WorkerFailed
 
 T = TypeVar("T")
 
@@ -25,18 +25,30 @@ class Jobs:
     ) -> None:
         self._host, self.published, self._rack, self.tell = host, published, rack, tell
 
-    def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """As `HostInterface.work`, except that a broken invariant is not given to `done`: it stops
-        this rank. Taken for a failed merge or copy, it would be tried again endlessly."""
+    def run(
+        self,
+        job: Callable[[], T],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None] | None = None,
+        expected: type[Exception] = MendError,
+    ) -> None:
+        """Run `job` on a worker. `done` gets its result, `failed` an error of the kind `expected`;
+        any other error fails this rank. A broken invariant goes to neither and stops this rank.
+        Taken for a failed merge or copy, it would be tried again endlessly."""
 
         def ended(result: T | Exception) -> None:
             if isinstance(result, InvariantError):
                 raise result
-            done(result)
+            if not isinstance(result, Exception):
+                done(result)
+            elif failed is not None and isinstance(result, expected):
+                failed(result)
+            else:
+                self._broken(result)
 
         self._host.work(job, ended)
 
-    def broken(self, error: Exception) -> None:
+    def _broken(self, error: Exception) -> None:
         """Fail this rank: a background job met a bug, or the machine is out of memory."""
         failure = WorkerFailed(f"a background job of rack {self._rack} failed: {error!r}")
         failure.__cause__ = error

@@ -22,7 +22,7 @@ from mend.engine.compute.payload_checks import blame
 from mend.engine.compute.sums import factors_in
 from mend.engine.loop.jobs import Jobs, format_error
 from mend.engine.loop.store import Attempt, Payload, TensorStore
-from mend.errors import Diverged, MendError, Unmergeable
+from mend.errors import Diverged, Unmergeable
 from mend.transport.bulk_wire import checksum_of
 from mend.types import Extent
 
@@ -53,16 +53,11 @@ class Merging:
     def sum(self, effect: ev.Sum, tell: Callable[[ev.Event], None]) -> None:
         """Add up the partials of all ranks. `tell`: gives an event to the leader, which asked."""
         key = effect.key
-
-        def done(result: bytes | Exception) -> None:
-            if isinstance(result, MendError):
-                tell(ev.Summed(*key, b"", error=format_error(result)))
-            elif isinstance(result, Exception):
-                self._jobs.broken(result)
-            else:
-                tell(ev.Summed(*key, result))
-
-        self._jobs.run(lambda: self._numerics.total(effect.partials), done)
+        self._jobs.run(
+            lambda: self._numerics.total(effect.partials),
+            lambda total: tell(ev.Summed(*key, total)),
+            lambda error: tell(ev.Summed(*key, b"", error=format_error(error))),
+        )
 
     def merge(self, effect: ev.Merge) -> None:
         key, anchor = effect.key, self._store.anchors[effect.fragment, effect.version - 1]
@@ -122,25 +117,26 @@ class Merging:
         payloads = [store.payloads[name] for name in names]
         anchor = store.anchors[fragment, effect.version - 1]
 
-        def ended(result: T | list[int] | Exception) -> None:
-            if isinstance(result, list):
-                for position in result:
-                    if position < 0:
-                        self._jobs.tell(ev.Spoiled(fragment, effect.version - 1))
-                    else:
-                        error = "its bytes changed in memory"
-                        self._jobs.tell(ev.Fetched(*names[position], error=error))
-                failed("an input failed its checksum", ())
-            elif isinstance(result, Unmergeable) and not sharded:
-                self._blamed(effect, result, failed)
-            elif isinstance(result, MendError):
-                failed(format_error(result), ())
-            elif isinstance(result, Exception):
-                self._jobs.broken(result)
-            else:
+        def ended(result: T | list[int]) -> None:
+            if not isinstance(result, list):
                 done(result)
+                return
+            for position in result:
+                if position < 0:
+                    self._jobs.tell(ev.Spoiled(fragment, effect.version - 1))
+                else:
+                    error = "its bytes changed in memory"
+                    self._jobs.tell(ev.Fetched(*names[position], error=error))
+            failed("an input failed its checksum", ())
 
-        self._jobs.run(partial(self._checked, job, effect.verify, payloads, anchor), ended)
+        def refused(error: Exception) -> None:
+            if isinstance(error, Unmergeable) and not sharded:
+                self._blamed(effect, error, failed)
+            else:
+                failed(format_error(error), ())
+
+        checked = partial(self._checked, job, effect.verify, payloads, anchor)
+        self._jobs.run(checked, ended, refused)
 
     def _checked(
         self,
@@ -241,17 +237,15 @@ class Slicing:
             numerics.merge_slice(inputs, effect.weights, out_n)
             return numerics.compare(inputs, out_n.numel())
 
-        def done(result: float | Exception | None) -> None:
-            if isinstance(result, MendError):
-                self._jobs.tell(ev.SliceMerged(*key, format_error(result)))
-            elif isinstance(result, Exception):
-                self._jobs.broken(result)
-            else:
-                numerics.agreement = numerics.agreement.with_cosine(result, len(inputs))
-                store.put_slice(key, position, attempt)
-                self._jobs.tell(ev.SliceMerged(*key))
+        def done(cosine: float | None) -> None:
+            numerics.agreement = numerics.agreement.with_cosine(cosine, len(inputs))
+            store.put_slice(key, position, attempt)
+            self._jobs.tell(ev.SliceMerged(*key))
 
-        self._jobs.run(job, done)
+        def failed(error: Exception) -> None:
+            self._jobs.tell(ev.SliceMerged(*key, format_error(error)))
+
+        self._jobs.run(job, done, failed)
 
     def free(self, effect: ev.FreeSlices) -> None:
         self._store.free_attempt(effect.key)

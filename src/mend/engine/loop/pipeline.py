@@ -33,9 +33,9 @@ class Pipeline:
         self.ahead = PullsAhead(store)
 
     def encode(self, effect: ev.Encode) -> None:
-        offer = self._store.offers[effect.fragment, effect.seq]
-        store, tell, rules = self._store, self._jobs.tell, self._store.rules[offer.fragment]
-        numerics = rules.numerics
+        fragment, seq = effect.fragment, effect.seq
+        store, tell, offer = self._store, self._jobs.tell, self._store.offers[fragment, seq]
+        rules, numerics = store.rules[fragment], store.rules[fragment].numerics
 
         def encode() -> Encoded:
             if offer.encoding is not None:
@@ -48,25 +48,20 @@ class Pipeline:
             encoded = encode()
             return encoded, numerics.signs(encoded.payload, offer.anchor)
 
-        def done(made: tuple[Encoded, tuple[int, int]] | Exception) -> None:
-            result, signs = made if isinstance(made, tuple) else (made, (0, 0))
-            fragment, seq = offer.fragment, offer.seq
-            if isinstance(result, NonFinite):
-                self._published.last_error = offer.declined = reason = str(result)
-                store.host.note(OfferDeclined(fragment, seq, reason))
-                tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
-            elif isinstance(result, Exception):
-                self._jobs.broken(result)
-            else:
-                offer.pend_N, offer.sent_N, offer.encoded = result.pend, result.sent, True
-                self._count(offer, numerics, result)
-                name = store.member, fragment, seq
-                store.put_payload(name, result.payload, result.checksum)
-                size = result.payload.numel() if rules.varies else 0
-                about = result.norm, size, *signs
-                tell(ev.Encoded(fragment, seq, result.checksum, "", *about))
+        def done(made: tuple[Encoded, tuple[int, int]]) -> None:
+            result, signs = made
+            offer.pend_N, offer.sent_N, offer.encoded = result.pend, result.sent, True
+            self._count(offer, numerics, result)
+            store.put_payload((store.member, fragment, seq), result.payload, result.checksum)
+            size = result.payload.numel() if rules.varies else 0
+            tell(ev.Encoded(fragment, seq, result.checksum, "", result.norm, size, *signs))
 
-        self._jobs.run(job, done)
+        def declined(error: Exception) -> None:
+            self._published.last_error = offer.declined = reason = str(error)
+            store.host.note(OfferDeclined(fragment, seq, reason))
+            tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
+
+        self._jobs.run(job, done, declined, NonFinite)
 
     def _count(self, offer: OpenOffer, numerics: Numerics, encoded: Encoded) -> None:
         """Count the bytes and note the offer."""
@@ -143,7 +138,7 @@ class Pipeline:
             else:
                 adopt = partial(numerics.adopt, data, owned, version, effect.rounds)
                 first = partial(numerics.adopt_first, data, owned)
-                self._jobs.run(adopt if version else first, finish)
+                self._jobs.run(adopt if version else first, finish, finish, Exception)
 
         key, data_B = state_key(store.me.rank, fragment, version, effect.digest), data.numpy().data
         extent, into_B = Extent(0, data_B.nbytes), data_B.cast("B")

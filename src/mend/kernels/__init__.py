@@ -15,7 +15,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
@@ -170,73 +170,31 @@ def _load(module: str, name: str, *arguments: str) -> Any:
     return _call_or_warn(lambda: getattr(import_module(f"mend.kernels.{module}"), name)(*arguments))
 
 
-@cache
-def block_kernels(codec: str) -> BlockKernels | None:
-    """Those of the codec of this name, int8, int4, e3m0 or topk; None without numba."""
-    kernels: BlockKernels | None = _load("blocks", "kernels", codec)
-    return kernels
+# Each is loaded once. None: numba is not installed, or it fails.
 
+block_kernels: Callable[[str], BlockKernels | None] = cache(partial(_load, "blocks", "kernels"))
+"""Of the codec of this name: int8, int4, e3m0 or topk."""
 
-@cache
-def delta_kernel() -> DeltaKernel | None:
-    """None without numba."""
-    kernel: DeltaKernel | None = _load("offers", "delta")
-    return kernel
+offer_kernel: Callable[[str], OfferKernel | None] = cache(partial(_load, "offers", "offer"))
+"""Of one of these codecs, or of bfloat16."""
 
+merge_kernel: Callable[[str], MergeKernel | None] = cache(partial(_load, "merges", "merge"))
+"""Of one of these, or of float32."""
 
-@cache
-def squares_kernel() -> SquaresKernel | None:
-    """None without numba."""
-    kernel: SquaresKernel | None = _load("offers", "squares")
-    return kernel
+signs_kernel: Callable[[str], SignsKernel | None] = cache(partial(_load, "merges", "signs"))
+"""Of a codec that `merge_kernel` knows."""
 
-
-@cache
-def offer_kernel(codec: str) -> OfferKernel | None:
-    """That of one of the codecs above, or of bfloat16; None without numba."""
-    kernel: OfferKernel | None = _load("offers", "offer", codec)
-    return kernel
-
-
-@cache
-def merge_kernel(codec: str) -> MergeKernel | None:
-    """That of float32, bfloat16 or one of the codecs above; None without numba."""
-    kernel: MergeKernel | None = _load("merges", "merge", codec)
-    return kernel
-
-
-@cache
-def signs_kernel(codec: str) -> SignsKernel | None:
-    """That of a codec that `merge_kernel` knows; None without numba."""
-    kernel: SignsKernel | None = _load("merges", "signs", codec)
-    return kernel
+delta_kernel: Callable[[], DeltaKernel | None] = cache(partial(_load, "offers", "delta"))
+squares_kernel: Callable[[], SquaresKernel | None] = cache(partial(_load, "offers", "squares"))
+apply_kernel: Callable[[], ApplyKernel | None] = cache(partial(_load, "applies", "apply"))
+gram_kernel: Callable[[], GramKernel | None] = cache(partial(_load, "grams", "gram"))
+product_kernels: Callable[[], ProductKernels | None] = cache(partial(_load, "products", "kernels"))
 
 
 def finish_hashes(lanes_D8: np.ndarray, size: int) -> bytes:
     """xxh3_128 of each of D blocks of `size` bytes, of their lanes after a `MergeKernel`."""
     finished: bytes = import_module("mend.kernels.hashes").finish(lanes_D8, size)
     return finished
-
-
-@cache
-def apply_kernel() -> ApplyKernel | None:
-    """None without numba."""
-    kernel: ApplyKernel | None = _load("applies", "apply")
-    return kernel
-
-
-@cache
-def gram_kernel() -> GramKernel | None:
-    """None without numba."""
-    kernel: GramKernel | None = _load("grams", "gram")
-    return kernel
-
-
-@cache
-def product_kernels() -> ProductKernels | None:
-    """None without numba."""
-    kernels: ProductKernels | None = _load("products", "kernels")
-    return kernels
 
 
 @cache

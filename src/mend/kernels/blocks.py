@@ -23,8 +23,9 @@ _F32, _I32, _U32 = np.float32, np.int32, np.uint32
 _U16, _U8, _I8 = np.uint16, np.uint8, np.int8
 _TINY = _F32(2.0**-100)
 """codec.blocks.TINY"""
-_SIZE = _I32(0x7FFFFFFF)
-"""All bits of a number but its sign."""
+SIZE = _I32(0x7FFFFFFF)
+"""All bits of a number but its sign: magnitudes have the order of these bits, and Inf and NaN are
+above all numbers."""
 
 _KEEP, _BINS = 64, 2048
 _HALF, _QUARTER = 32, 16
@@ -37,7 +38,7 @@ def _peak(bits_bk: Any, b: Any, numel: Any) -> Any:
     """The greatest magnitude of a block; 0 where it is below TINY."""
     top = _I32(0)
     for i in range(numel):
-        top = max(top, _I32(bits_bk[b, i] & _SIZE))
+        top = max(top, _I32(bits_bk[b, i] & SIZE))
     peak = _I32(top).view(_F32)
     return _F32(0) if peak < _TINY else peak
 
@@ -153,10 +154,10 @@ def _count(bits_k: Any, bins: Any, shift: Any, prefix: Any) -> None:
     bins[:] = 0
     if shift == 20:
         for i in range(len(bits_k)):
-            bins[(bits_k[i] & _SIZE) >> 20] += 1
+            bins[(bits_k[i] & SIZE) >> 20] += 1
     else:
         for i in range(len(bits_k)):
-            rest = ((bits_k[i] & _SIZE) >> shift) - (prefix << 10)
+            rest = ((bits_k[i] & SIZE) >> shift) - (prefix << 10)
             if 0 <= rest < 1024:
                 bins[rest] += 1
 
@@ -176,7 +177,7 @@ def _greatest(bits_k: Any, bins: Any, index_s: Any) -> None:
         alike, prefix = bins[place], _I32((prefix << 10) + place)
     kept = 0
     for i in range(len(bits_k)):
-        size = (bits_k[i] & _SIZE) >> shift
+        size = (bits_k[i] & SIZE) >> shift
         if size > prefix or (size == prefix and missing > 0):
             missing -= size == prefix
             index_s[kept] = i

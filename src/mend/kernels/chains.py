@@ -111,25 +111,13 @@ def product(a_ZMK: Any, b_ZKN: Any, c_ZMN: Any) -> None:
                     panel[k, n] = b_ZKN[z, k, first + n]
             m = 0
             while m < rows:
-                if rows < ROWS:
-                    count = 1
-                    _row(
-                        a_ZMK[z, m:].ctypes.data,
-                        bytes_of_row,
-                        panel.ctypes.data,
-                        sums.ctypes.data,
-                        pairs,
-                    )
+                count = 1 if rows < ROWS else ROWS
+                m = min(m, rows - count)  # the last tile makes some rows again
+                a = a_ZMK[z, m:].ctypes.data
+                if count == 1:
+                    _row(a, bytes_of_row, panel.ctypes.data, sums.ctypes.data, pairs)
                 else:
-                    count = ROWS
-                    m = min(m, rows - ROWS)  # the last tile makes some rows again
-                    _tile(
-                        a_ZMK[z, m:].ctypes.data,
-                        bytes_of_row,
-                        panel.ctypes.data,
-                        sums.ctypes.data,
-                        pairs,
-                    )
+                    _tile(a, bytes_of_row, panel.ctypes.data, sums.ctypes.data, pairs)
                 for row in range(count):
                     for n in range(width):
                         c_ZMN[z, m + row, first + n] = sums[row, n]

@@ -20,14 +20,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from mend.kernels import ROW_NUMEL, MergeKernel, SignsKernel, compiled, part
-from mend.kernels.blocks import PARTS
+from mend.kernels.blocks import PARTS, SIZE
 from mend.kernels.hashes import FIRST, LANES, ROW_BYTES, feed
 from mend.kernels.self_checks import check_merge
 
 _F32, _F64, _I32, _I64, _U64 = np.float32, np.float64, np.int32, np.int64, np.uint64
-_SIZE = _I32(0x7FFFFFFF)
-"""All bits of a number but its sign: magnitudes have the order of these bits, and Inf and NaN are
-above all numbers."""
 
 _BLOCK_NUMEL = 1 << 20
 """Elements of a block of the digest."""
@@ -159,7 +156,7 @@ def greatest(x_n: Any) -> Any:
     """The bits of the greatest magnitude."""
     top, bits_n = _I32(0), x_n.view(_I32)
     for i in range(len(bits_n)):
-        top = max(top, _I32(bits_n[i] & _SIZE))
+        top = max(top, _I32(bits_n[i] & SIZE))
     return _I32(top)
 
 

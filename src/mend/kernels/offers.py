@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 
 from mend.kernels import ROW_NUMEL, DeltaKernel, OfferKernel, SquaresKernel, compiled, part
-from mend.kernels.blocks import PARTS
+from mend.kernels.blocks import PARTS, SIZE
 from mend.kernels.self_checks import check_offer
 
 _F32, _I32 = np.float32, np.int32
-_SIZE = _I32(0x7FFFFFFF)
-"""All bits of a number but its sign: magnitudes have the order of these bits, and Inf and NaN are
-above all numbers."""
 _HALF = ROW_NUMEL // 2
 
 _ROWS = "f4[:, ::1]"
@@ -38,7 +35,7 @@ def _fill(delta_rk: Any, residual_rk: Any, anchor_rk: Any, x_rk: Any, r: Any) ->
             x_rk[r, i] = delta_rk[r, i] + residual_rk[r, i]
     top, bits_rk = _I32(0), x_rk.view(_I32)
     for i in range(ROW_NUMEL):
-        top = max(top, _I32(bits_rk[r, i] & _SIZE))
+        top = max(top, _I32(bits_rk[r, i] & SIZE))
     return _I32(top)
 
 

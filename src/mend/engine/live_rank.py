@@ -444,11 +444,6 @@ class LiveRank(OneTrainer):
         return self._driver.drive(doing)
 
     @property
-    def parts(self) -> Sequence[LiveRank]:
-        """The live ranks of this process: itself. `RankOfParts` has one for each part."""
-        return (self,)
-
-    @property
     def of_ranks(self) -> RackGroup:
         """The ranks of the rack."""
         return self.group

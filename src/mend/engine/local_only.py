@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -105,12 +105,6 @@ class LocalOnlyRank(OneTrainer):
         for request in doing:
             raise InvariantError("a rank alone was asked to wait", {"request": request})
 
-    work = drive
-
-    @property
-    def parts(self) -> Sequence[LocalOnlyRank]:
-        return (self,)
-
     def each(self, doing: Callable[[Trainer], Requests]) -> None:
         """As `drive`, for the trainer."""
         self.drive(doing(self.trainer))
@@ -124,18 +118,15 @@ class LocalOnlyRank(OneTrainer):
     def go_on(self) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
-        """As `abort`: there are no other racks."""
-        self.abort()
-
     def abort(self) -> None:
         """Write the rest of the events and stop. Idempotent; any thread, see `LiveRank.abort`."""
         self._over.set()
         from_outside(self._end)
 
-    def abort_freed(self) -> None:
-        """As `abort`: a script that trains on with parts of a freed model loses nothing here."""
-        self.abort()
+    close = abort
+    """There are no other racks."""
+    abort_freed = abort
+    """A script that trains on with parts of a freed model loses nothing here."""
 
     def _end(self) -> None:
         with self._ending:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Self
 
 from mend.engine.trainer.trainer import Trainer
 
@@ -11,6 +13,11 @@ class OneTrainer:
     """The methods that such a rank delegates to its trainer."""
 
     trainer: Trainer
+
+    @property
+    def parts(self) -> Sequence[Self]:
+        """The ranks of this process: itself. `RankOfParts` has one for each part."""
+        return (self,)
 
     def untimed(self) -> AbstractContextManager[None]:
         """See `StepClock`."""

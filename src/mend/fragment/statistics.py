@@ -41,6 +41,11 @@ def digests_of_rest(model: nn.Module, exchanged: Collection[Tensor]) -> dict[str
     `running_statistics`, and the first elements of parameters that need no gradient and are not
     `exchanged`, as the teacher of a student that is an average of it."""
     module, known = unwrap(model), {id(p) for p in exchanged}
+    buffers = (
+        (name, buffer)
+        for name, buffer, hidden in _buffers(module)
+        if not hidden and buffer.is_floating_point()
+    )
     frozen = (
         (name, parameter.detach().reshape(-1)[:FROZEN_NUMEL_MAX])
         for name, parameter in module.named_parameters()
@@ -51,8 +56,7 @@ def digests_of_rest(model: nn.Module, exchanged: Collection[Tensor]) -> dict[str
         and as_dtensor(parameter) is None  # FSDP2 may have another in its place at the end
     )
     return {
-        name: xxhash.xxh3_128_hexdigest(bytes_held(tensor))
-        for name, tensor in (*_others(module), *frozen)
+        name: xxhash.xxh3_128_hexdigest(bytes_held(tensor)) for name, tensor in (*buffers, *frozen)
     }
 
 
@@ -87,12 +91,6 @@ def in_few_words(names: Iterable[str]) -> str:
     found = list(names)
     more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
     return ", ".join(found[:NAMED_MAX]) + more
-
-
-def _others(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, buffer, hidden in _buffers(model):
-        if not hidden and buffer.is_floating_point():
-            yield name, buffer
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

@@ -123,11 +123,6 @@ class FragmentView:
             return [(live.view(-1)[inner], outer) for live, inner, outer in pieces]
         return None
 
-    @property
-    def device(self) -> torch.device:
-        """Where the fragment lives: its first tensor's device."""
-        return local_of(self._parameters[0]).device
-
     def pieces(self, owned: Owned) -> Iterator[tuple[Tensor, slice, slice]]:
         """(what the rank holds of a tensor, its owned elements, their place in the vector) of every
         tensor the rank owns something of."""

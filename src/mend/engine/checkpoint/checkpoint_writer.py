@@ -172,7 +172,7 @@ class CheckpointWriter:
             state = saved_state(self._group, self._rack, self._facts, mark, taken)
         finally:
             self._post(BarrierChanged(""))
-        self._note(StateDictTaken(self._trainer.step, mark.number, tuple(taken.versions)))
+        self._note(StateDictTaken(self._trainer.step, mark.number, taken.versions))
         return state
 
     def settle(self) -> CheckpointError | None:
@@ -210,7 +210,7 @@ class CheckpointWriter:
             folder=str(folder),
             step=self._trainer.step,
             number=mark.number,
-            versions=tuple(taken.versions),
+            versions=taken.versions,
             cut_ms=(cut_ns - begun_ns) // MS,
             taken_ms=(self._now_ns() - cut_ns) // MS,
             written_ms=0,

@@ -8,6 +8,7 @@ launching kernels: the GPU computes the products between the kernels of two step
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import threading
@@ -68,22 +69,17 @@ where the model was freed."""
 
 def time_on_cpu() -> int:
     """Mean time of one product of float32 matrices in ns; 0 where torch raises."""
-    try:
-        with torch.no_grad():
-            return _on_cpu()
-    except RuntimeError:
-        return 0
-
-
-def _on_cpu() -> int:
-    a = torch.full((SIDE_CPU, SIDE_CPU), 0.5, dtype=torch.float32, device="cpu")
-    out = torch.empty_like(a)
-    torch.mm(a, a, out=out)  # starts the threads of the pool
-    begun_ns, count, took_ns = time.perf_counter_ns(), 0, 0
-    while (took_ns < GEMM_NS or count < PRODUCTS_MIN) and took_ns < GEMM_NS_MAX:
-        torch.mm(a, a, out=out)
-        count, took_ns = count + 1, time.perf_counter_ns() - begun_ns
-    return took_ns // count
+    count = took_ns = 0
+    with contextlib.suppress(RuntimeError), torch.no_grad():
+        a = torch.full((SIDE_CPU, SIDE_CPU), 0.5, dtype=torch.float32, device="cpu")
+        out = torch.empty_like(a)
+        torch.mm(a, a, out=out)  # starts the threads of the pool
+        begun_ns = time.perf_counter_ns()
+        while (took_ns < GEMM_NS or count < PRODUCTS_MIN) and took_ns < GEMM_NS_MAX:
+            torch.mm(a, a, out=out)
+            count, took_ns = count + 1, time.perf_counter_ns() - begun_ns
+        return took_ns // count
+    return 0
 
 
 @functools.cache

@@ -97,24 +97,23 @@ class StateExchange(TrainerFeature):
         return [to.incarnation, -to.incarnation, -(Lacks.NOTHING if to in given else lacks)]
 
     def agreed(self, least: Sequence[int], step: int) -> None:
+        """Where all ranks know at this step that the rack joins: do what one of them still lacks.
+        They compute the size of a copy together: a `state_dict` may be a collective."""
         life = self._to.incarnation
-        if least and life and list(least[:2]) == [life, -life]:
-            self._agreed_on(self._to, -least[2], step)
-
-    def _has_room(self) -> bool:
-        elsewhere = self.replicas is not None and not self.replicas.first
-        return self.reserve is None or elsewhere or self._inbox.room_B is not None
-
-    def _agreed_on(self, to: Member, lacks: int, step: int) -> None:
-        """All ranks know at this step that `to` joins; `lacks`: the most that one of them has to do
-        for it. They compute the size of a copy together: a `state_dict` may be a collective."""
+        if not (least and life and list(least[:2]) == [life, -life]):
+            return
+        lacks = -least[2]
         if lacks == Lacks.COPY:
-            self.due = to
+            self.due = self._to
         elif lacks == Lacks.ROOM and self.state is not None:
             size = room_of(self.state, step)
             if self.reserve is not None and not self._reserved and not self._has_room():
                 self._reserved = True
                 self.reserve(size)
+
+    def _has_room(self) -> bool:
+        elsewhere = self.replicas is not None and not self.replicas.first
+        return self.reserve is None or elsewhere or self._inbox.room_B is not None
 
     def give_due(self, step: int) -> None:
         """Between two steps: copy the training state to host memory for a joining rack, if one is

@@ -257,14 +257,20 @@ class TrainingState:
                 self._note(StateUnclaimed(tuple(left), self._of[scope]))
         self._waiting = {scope: {} for scope in SCOPES}
 
+    def _unregistered(self) -> list[str]:
+        """The optimizers that a scheduler drives which is not registered."""
+        driven = [item for value, _ in self._registered.values() for item in _optimizers_in(value)]
+        return [
+            name
+            for name, optimizer in self.optimizers.items()
+            if is_scheduled(optimizer) and not any(item is optimizer for item in driven)
+        ]
+
     def _register_schedulers(self) -> None:
         """Register the scheduler of each optimizer, if the script has not. A scheduler that begins
         anew on a resume sets other learning rates than before, which is easily overlooked."""
-        driven = [item for value, _ in self._registered.values() for item in _optimizers_in(value)]
-        for name, optimizer in self.optimizers.items():
-            if not is_scheduled(optimizer) or any(item is optimizer for item in driven):
-                continue
-            found = schedulers_of(optimizer)
+        for name in self._unregistered():
+            found = schedulers_of(self.optimizers[name])
             title = f"scheduler of {name}"
             if len(found) != 1 or (self.copied and title not in self._waiting["job"]):
                 continue  # ambiguous, or the donor has no state of it: `_refuse_schedulers`
@@ -285,16 +291,14 @@ class TrainingState:
     def _refuse_schedulers(self) -> None:
         """Refuse a scheduler that is not registered: it would begin anew, and set other learning
         rates than the donor has."""
-        driven = [item for value, _ in self._registered.values() for item in _optimizers_in(value)]
-        for name, optimizer in self.optimizers.items():
-            if is_scheduled(optimizer) and not any(item is optimizer for item in driven):
-                raise UsageError(
-                    f"a learning-rate scheduler drives {name}, and it is not registered: this rack "
-                    f"joined with the state of {self._of['job']}, and the scheduler would begin "
-                    "anew with other learning rates than the other racks have. Call "
-                    "runtime.register_state('scheduler', scheduler) on every rack, right after "
-                    "mend_init"
-                )
+        for name in self._unregistered():
+            raise UsageError(
+                f"a learning-rate scheduler drives {name}, and it is not registered: this rack "
+                f"joined with the state of {self._of['job']}, and the scheduler would begin anew "
+                "with other learning rates than the other racks have. Call "
+                "runtime.register_state('scheduler', scheduler) on every rack, right after "
+                "mend_init"
+            )
 
     def _tell_of_no_optimizer(self) -> None:
         values = [value for value, _ in self._registered.values()]

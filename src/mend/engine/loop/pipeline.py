@@ -37,15 +37,13 @@ class Pipeline:
         store, tell, offer = self._store, self._jobs.tell, self._store.offers[fragment, seq]
         rules, numerics = store.rules[fragment], store.rules[fragment].numerics
 
-        def encode() -> Encoded:
-            if offer.encoding is not None:
-                return offer.encoding()
-            if offer.landed is not None:
-                offer.landed()
-            return offer.encode(numerics, grows=partial(store.serve_growing, offer))
-
         def job() -> tuple[Encoded, tuple[int, int]]:
-            encoded = encode()
+            if offer.encoding is not None:
+                encoded = offer.encoding()
+            else:
+                if offer.landed is not None:
+                    offer.landed()
+                encoded = offer.encode(numerics, grows=partial(store.serve_growing, offer))
             return encoded, numerics.signs(encoded.payload, offer.anchor)
 
         def done(made: tuple[Encoded, tuple[int, int]]) -> None:

@@ -7,14 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast, get_args
 
-from mend.codec.base import (
-    Codec,
-    Feedback,
-    FragmentCodec,
-    LayoutCodec,
-    Stateless,
-    Varying,
-)
+from mend.codec.base import Codec, Feedback, FragmentCodec, LayoutCodec, Stateless, Varying
 from mend.codec.blocks import BlockCodec
 from mend.codec.closing import CLOSING, fragment_codec
 from mend.codec.cost import cost_of

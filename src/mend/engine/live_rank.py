@@ -19,12 +19,7 @@ from torch import nn
 from mend.coordination.events import Event, Timed
 from mend.coordination.machines import Machines, ProcessSpec
 from mend.coordination.validation import plan_hash
-from mend.engine.checkpoint.checkpoint import (
-    RackCheckpoint,
-    left_out,
-    read_part,
-    together,
-)
+from mend.engine.checkpoint.checkpoint import RackCheckpoint, left_out, read_part, together
 from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint, Save
 from mend.engine.checkpoint.saved_state import SavedState
 from mend.engine.compute.numerics import Numerics
@@ -47,10 +42,7 @@ from mend.engine.one_trainer import OneTrainer
 from mend.engine.rack_model import RackModel
 from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.snapshot import Training, note_of, view_of_rank
-from mend.engine.state.fragment_state import (
-    FragmentState,
-    Request,
-)
+from mend.engine.state.fragment_state import FragmentState, Request
 from mend.engine.state.outcome import Outcome, report_end, tell_begin
 from mend.engine.state.trainer_feature import TrainerFeature
 from mend.engine.state.training_progress import PERIOD_S, TrainingProgress

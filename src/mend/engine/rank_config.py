@@ -132,12 +132,7 @@ def parts_of(
     hello = Hello(
         seat=Seat(member, ranks[0].address, tuple(rank.lane for rank in ranks)),
         policy=policy,
-        facts=(
-            ("mend version", VERSION),
-            ("torch version", TORCH),
-            *facts,
-            *settings.job_facts,
-        ),
+        facts=(("mend version", VERSION), ("torch version", TORCH), *facts, *settings.job_facts),
         digests=tuple(tuple(rank.digests[p] for rank in ranks) for p in range(policy.fragments)),
         resume=resumed[0] if resumed else None,
         resume_step=resumed[1] if resumed else 0,

@@ -113,10 +113,7 @@ class StatisticsView(MomentsView):
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        statistics: Sequence[Statistic | Elsewhere],
-        check: Callable[[], None],
+        self, layout: Layout, statistics: Sequence[Statistic | Elsewhere], check: Callable[[], None]
     ) -> None:
         super().__init__(layout, statistics, check)
         self.statistics = tuple(statistics)

@@ -426,8 +426,7 @@ def differing_fact(then: Facts, now: Facts, free: Set[str] = frozenset()) -> str
     was, is_ = dict(then), dict(now)
     names = (n for n in differing(then, now) if n not in free)
     return next(
-        (f"{n} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here" for n in names),
-        "",
+        (f"{n} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here" for n in names), ""
     )
 
 

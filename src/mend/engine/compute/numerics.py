@@ -18,15 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mend.codec import (
-    CLOSING,
-    CODECS,
-    Codec,
-    FragmentCodec,
-    LayoutCodec,
-    cut_numel,
-    fragment_codec,
-)
+from mend.codec import CLOSING, CODECS, Codec, FragmentCodec, LayoutCodec, cut_numel, fragment_codec
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.weights import WHOLE
 from mend.engine.compute.agreement import Agreement, cosine_of
@@ -44,12 +36,7 @@ from mend.engine.compute.worker_pool import WorkerPool
 from mend.errors import Unmergeable, ensure, require
 from mend.fragment.apply import ApplyMode
 from mend.kernels import apply_kernel
-from mend.merge import (
-    MERGES,
-    Made,
-    Measuring,
-    Merge,
-)
+from mend.merge import MERGES, Made, Measuring, Merge
 from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
 from mend.transport.growth import Growth
 from mend.types import Owned, Span, fp32

@@ -32,12 +32,7 @@ SIGNS_MAX = 3
 class UncountedWrites:
     """Tracks changes of the exchanged parameters. Does not keep the model alive."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        exchanged: Sequence[nn.Parameter],
-        warn: Emit,
-    ) -> None:
+    def __init__(self, model: nn.Module, exchanged: Sequence[nn.Parameter], warn: Emit) -> None:
         """`exchanged`: all parameters that mend exchanges. `warn` notes an event."""
         self._warn = warn
         self._parameters = [weakref.ref(p) for p in exchanged]

@@ -35,12 +35,7 @@ from mend.errors import (
     WireError,
 )
 from mend.events.base import LoggedEvent
-from mend.events.kinds import (
-    CloseGaveUp,
-    HostUnknown,
-    InvariantBroken,
-    PayloadPulled,
-)
+from mend.events.kinds import CloseGaveUp, HostUnknown, InvariantBroken, PayloadPulled
 from mend.status import messages as status_messages
 from mend.status.event_log import EventLog
 from mend.status.follow_messages import Follow, Followed

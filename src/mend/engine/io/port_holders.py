@@ -73,9 +73,7 @@ def find_holder(port: int, root: Path = Path("/")) -> PortHolder | None:
 
 
 def open_when_free(
-    open_ports: Callable[[], None],
-    note: Emit,
-    gives_up: Callable[[], bool],
+    open_ports: Callable[[], None], note: Emit, gives_up: Callable[[], bool]
 ) -> None:
     """Call `open_ports`, and again as long as a dying process holds the ports.
 

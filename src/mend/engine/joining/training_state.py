@@ -19,13 +19,7 @@ from mend.engine.compute.digest import digest_of_state
 from mend.engine.hooks.schedulers import is_scheduled, rates_of, schedulers_of
 from mend.engine.hooks.step_hooks import HoldsParameters
 from mend.engine.joining.optimizer_state import adopt, portable, resolved
-from mend.engine.joining.plain_data import (
-    Each,
-    Packing,
-    check,
-    one_by_one,
-    unpack,
-)
+from mend.engine.joining.plain_data import Each, Packing, check, one_by_one, unpack
 from mend.errors import StateRefused, UsageError
 from mend.events.base import Emit
 from mend.events.kinds import (

@@ -13,16 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from mend.consensus.records import (
-    Commit,
-    Drop,
-    Genesis,
-    Last,
-    Lineage,
-    Record,
-    Roster,
-    Snapshot,
-)
+from mend.consensus.records import Commit, Drop, Genesis, Last, Lineage, Record, Roster, Snapshot
 from mend.coordination.messages import FailSlow, Pulled
 from mend.engine.compute.anchor import Anchor
 from mend.engine.state.job_members import JobMembers

@@ -157,12 +157,7 @@ class ModelAccess:
             yield from self.write(fragment, track, theta_N)
 
     def average(
-        self,
-        track: FragmentState,
-        view: MomentsView,
-        offer: OpenOffer,
-        anchor: Anchor,
-        steps: int,
+        self, track: FragmentState, view: MomentsView, offer: OpenOffer, anchor: Anchor, steps: int
     ) -> Requests:
         """Write the mean that the racks agreed on, continued by the `steps` that this rank has made
         since its capture."""

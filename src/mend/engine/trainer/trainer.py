@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mend.coordination.events import (
-    Applied,
-    Captured,
-    StepReached,
-    StillOpen,
-)
+from mend.coordination.events import Applied, Captured, StepReached, StillOpen
 from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.compute.anchor import Anchor
 from mend.engine.joining.training_state import Received, Refused
@@ -27,12 +22,7 @@ from mend.engine.state.fragment_state import (
     Wait,
 )
 from mend.engine.trainer.trainer_end import TrainerEnd
-from mend.errors import (
-    CheckpointError,
-    JobLost,
-    StartTimeout,
-    require,
-)
+from mend.errors import CheckpointError, JobLost, StartTimeout, require
 from mend.events.kinds import RackJoined, ResumeIgnored, WeightsReplaced
 
 

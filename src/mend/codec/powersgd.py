@@ -250,12 +250,8 @@ class LowRankAt:
     # -------------------------------------------------------------- decode
 
     def check(self, payload_B: Tensor, numel: int) -> None:
-        ensure(
-            numel == self._part.numel,
-            "a payload of another length",
-            numel=numel,
-            part=self._part.numel,
-        )
+        part = self._part.numel
+        ensure(numel == part, "a payload of another length", numel=numel, part=part)
         self.read(payload_B)
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:

@@ -40,12 +40,8 @@ def realign(
       blend       next + alpha * (theta - next)
     """
     if apply_mode not in get_args(ApplyMode):
-        raise ConfigError(
-            "apply_mode",
-            apply_mode,
-            f"must be one of {get_args(ApplyMode)}",
-            "carry loses nothing.",
-        )
+        rule = f"must be one of {get_args(ApplyMode)}"
+        raise ConfigError("apply_mode", apply_mode, rule, "carry loses nothing.")
     numel = out_N.numel()
     given = (theta_N, anchor_N, next_N) if delta_N is None else (theta_N, anchor_N, next_N, delta_N)
     numels = [vector_N.numel() for vector_N in given]

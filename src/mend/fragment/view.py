@@ -151,21 +151,10 @@ class FragmentView:
         return [slot.name for slot in self.layout.slots]
 
     def _check(self, owned: Owned, vector_N: Tensor) -> None:
-        ensure(
-            len(owned.spans) == len(self._parameters), "not one span per tensor",
-            spans=len(owned.spans), tensors=len(self._parameters),
-        )  # fmt: skip
+        spans, tensors = len(owned.spans), len(self._parameters)
+        ensure(spans == tensors, "not one span per tensor", spans=spans, tensors=tensors)
         for span, slot in zip(owned.spans, self.layout.slots, strict=True):
-            ensure(
-                0 <= span.start <= span.stop <= slot.numel,
-                "a span beyond its tensor",
-                slot=slot,
-                span=span,
-            )
-        found = (tuple(vector_N.shape), vector_N.dtype)
-        ensure(
-            found == ((owned.numel,), torch.float32),
-            "no fp32 vector of what is owned",
-            owned=owned.numel,
-            vector=found,
-        )
+            inside = 0 <= span.start <= span.stop <= slot.numel
+            ensure(inside, "a span beyond its tensor", slot=slot, span=span)
+        found, wanted = (tuple(vector_N.shape), vector_N.dtype), ((owned.numel,), torch.float32)
+        ensure(found == wanted, "no fp32 vector of what is owned", wanted=wanted, found=found)

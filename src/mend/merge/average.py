@@ -25,17 +25,9 @@ class Average:
         self._idle: list[tuple[Tensor, Tensor]] = []
 
     def block(self, delta_N: Sequence[Tensor], weight: Sequence[float], out_N: Tensor) -> None:
-        ensure(
-            len(delta_N) == len(weight) > 0,
-            "not one weight per delta",
-            deltas=len(delta_N),
-            weights=weight,
-        )
-        if (
-            len(delta_N) == 2
-            and weight[0] == weight[1] == 0.5
-            and _half_of_sum(delta_N[0], delta_N[1], out_N)
-        ):
+        right = len(delta_N) == len(weight) > 0
+        ensure(right, "not one weight per delta", deltas=len(delta_N), weights=weight)
+        if tuple(weight) == (0.5, 0.5) and _half_of_sum(delta_N[0], delta_N[1], out_N):
             return
         scratch = self._scratch(out_N.numel())
         sum_N, wide_N = (room[: out_N.numel()] for room in scratch)
@@ -53,10 +45,8 @@ class Average:
         except IndexError:
             scratch = (torch.empty(0, dtype=torch.float64, device="cpu"),) * 2
         if scratch[0].numel() < numel:
-            scratch = (
-                torch.empty(numel, dtype=torch.float64, device="cpu"),
-                torch.empty(numel, dtype=torch.float64, device="cpu"),
-            )
+            sum_N, wide_N = torch.empty(2, numel, dtype=torch.float64, device="cpu").unbind()
+            scratch = sum_N, wide_N
         return scratch
 
 

@@ -55,12 +55,8 @@ class Gram:
 
     def plus(self, other: Gram) -> Gram:
         """Of both pieces together. Exact, so associative and commutative."""
-        ensure(
-            len(self.bins) == len(other.bins),
-            "sums of another number of vectors",
-            mine=self.bins,
-            theirs=other.bins,
-        )
+        alike = len(self.bins) == len(other.bins)
+        ensure(alike, "sums of another number of vectors", mine=self.bins, theirs=other.bins)
         bins = tuple(map(max, self.bins, other.bins))
         mine, theirs = self._on(bins), other._on(bins)
         rows = zip(mine, theirs, strict=True)

@@ -46,19 +46,14 @@ class Nesterov:
         if not (math.isfinite(lr) and 0 < lr <= 100):
             raise ConfigError("outer_lr", lr, "must be in (0, 100]", "1.0 averages the racks.")
         if not 0 <= momentum < 1:
-            raise ConfigError(
-                "outer_momentum", momentum, "must be in [0, 1)", "0.0 keeps no momentum."
-            )
+            rule = "must be in [0, 1)"
+            raise ConfigError("outer_momentum", momentum, rule, "0.0 keeps no momentum.")
         if ramp < 0:
             raise ConfigError("outer_ramp_rounds", ramp, "must be at least 0", "0 ramps nothing.")
         self.lr, self.momentum, self.ramp = fp32(lr), fp32(momentum), ramp
         if self.momentum >= 1 or self.lr == 0:
-            raise ConfigError(
-                "outer_lr/outer_momentum",
-                (lr, momentum),
-                "leave their range in fp32",
-                "Use 1.0, 0.0.",
-            )
+            both, rule = "outer_lr/outer_momentum", "leave their range in fp32"
+            raise ConfigError(both, (lr, momentum), rule, "Use 1.0, 0.0.")
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -84,11 +79,8 @@ class Nesterov:
         rates: Rates,
     ) -> None:
         """See `OuterOptimizer.block`. Overwrites `delta_N`."""
-        ensure(
-            len(states_N) == len(self.states),
-            "another number of state vectors",
-            given=len(states_N),
-        )
+        given = len(states_N)
+        ensure(given == len(self.states), "another number of state vectors", given=given)
         # With momentum there is one state, otherwise none.
         for b_N, b_out_N in zip(states_N, states_out_N, strict=True):
             torch.mul(b_N, rates.decay, out=b_out_N)  # a product with 1 changes no bit

@@ -61,11 +61,8 @@ class _BlockHashes:
         self._done += rest._done
 
     def _check_end(self) -> None:
-        ensure(
-            self._room == DIGEST_BLOCK_BYTES,
-            "a part is not cut at the end of a block",
-            room=self._room,
-        )
+        whole = self._room == DIGEST_BLOCK_BYTES
+        ensure(whole, "a part is not cut at the end of a block", room=self._room)
 
     def _end(self) -> None:
         if self._room < DIGEST_BLOCK_BYTES:

@@ -41,12 +41,8 @@ class Tensors:
     plain: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        ensure(
-            len(self.cuts) == len(self.plain) + 1,
-            "not one flag per tensor",
-            cuts=self.cuts,
-            plain=self.plain,
-        )
+        right = len(self.cuts) == len(self.plain) + 1
+        ensure(right, "not one flag per tensor", cuts=self.cuts, plain=self.plain)
 
     @property
     def measured(self) -> list[tuple[int, int]]:

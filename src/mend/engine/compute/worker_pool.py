@@ -51,12 +51,8 @@ class WorkerPool:
     jobs only. `cores`: those that the helpers run on; None: all."""
 
     def __init__(self, threads: int, cores: frozenset[int] | None = None) -> None:
-        self.threads = threads
-        self._helpers = (
-            DaemonExecutor(threads - 1, "mend-pool", partial(begin_worker, cores))
-            if threads > 1
-            else None
-        )
+        self.threads, begin = threads, partial(begin_worker, cores)
+        self._helpers = DaemonExecutor(threads - 1, "mend-pool", begin) if threads > 1 else None
 
     def each(self, jobs: Sequence[Callable[[], object]], *, compiled: bool = False) -> None:
         """Do every job, and return when the last is done. Jobs begin in the order given.

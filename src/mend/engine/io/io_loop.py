@@ -243,15 +243,8 @@ class IoLoop:
         times a second."""
 
         def job() -> None:
-            self._observed = StatusServer(
-                self.job,
-                view,
-                followed,
-                self._sideband.reply,
-                self.now_ns,
-                self._gate.refuse,
-                self.note,
-            )
+            answers = self._sideband.reply, self.now_ns, self._gate.refuse, self.note
+            self._observed = StatusServer(self.job, view, followed, *answers)
 
         if self.options.observe:
             self.call(job)

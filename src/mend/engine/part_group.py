@@ -6,8 +6,8 @@ the rack for all of them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ class Turn:
 
     def __init__(self) -> None:
         self.values: dict[int, Any] = {}
+        self.job: Callable[[list[Any]], Sequence[Any]] = list
         self.results: Sequence[Any] | None = None
         self.error: BaseException | None = None
 
@@ -43,52 +44,43 @@ class Meeting:
 
     def __init__(self, count: int, limit_s: float) -> None:
         self.count, self.limit_s = count, limit_s
-        self._changed, self._turn = threading.Condition(), Turn()
+        self._barrier, self._turn = threading.Barrier(count, self._finish, limit_s), Turn()
         self._why: BaseException | None = None
         """The error after which no part may meet; None: they may."""
 
     def meet(self, place: int, value: T, job: Callable[[list[T]], Sequence[R]]) -> R:
         """Wait for all parts. The last one does `job` with the values of all, by place, and each
         part gets the result at its place. What `job` raises, all parts raise."""
-        with self._changed:
-            self._refuse_broken()
-            turn, deadline_s = self._turn, time.monotonic() + self.limit_s
-            turn.values[place] = value
-            if len(turn.values) == self.count:
-                self._turn = Turn()
-                self._finish(turn, job)
-            while turn.results is None and turn.error is None:
-                self._refuse_broken()
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    raise Broken(f"another part of this rank did nothing for {self.limit_s:g} s")
-                self._changed.wait(left_s)
+        turn = self._turn
+        turn.values[place], turn.job = value, job
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self._barrier.wait()
         if turn.error is not None:
             raise turn.error
-        results: Sequence[R] = turn.results or ()
+        if turn.results is None:
+            late = f"did nothing for {self.limit_s:g} s"
+            why = f"failed: {self._why!r}" if self._why is not None else late
+            raise Broken(f"another part of this rank {why}")
+        results: Sequence[R] = turn.results
         return results[place]
 
-    def _finish(self, turn: Turn, job: Callable[[list[T]], Sequence[R]]) -> None:
+    def _finish(self) -> None:
+        """Called by the last part to arrive, while the others wait."""
+        turn, self._turn = self._turn, Turn()
         try:
-            turn.results = job([turn.values[place] for place in range(self.count)])
+            turn.results = turn.job([turn.values[place] for place in range(self.count)])
         except BaseException as error:
             turn.error = error
-        self._changed.notify_all()
 
     def end(self, why: BaseException) -> None:
         """Make every part that waits or arrives raise Broken, until `begin_again`."""
-        with self._changed:
-            self._why = self._why or why
-            self._changed.notify_all()
+        self._why = self._why or why
+        self._barrier.abort()
 
     def begin_again(self) -> None:
         """Undo `end`. Call it only while no part is in a meeting or about to meet."""
-        with self._changed:
-            self._why, self._turn = None, Turn()
-
-    def _refuse_broken(self) -> None:
-        if self._why is not None:
-            raise Broken(f"another part of this rank failed: {self._why!r}")
+        self._why, self._turn = None, Turn()
+        self._barrier.reset()
 
 
 class PartGroup(RackGroup):

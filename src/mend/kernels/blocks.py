@@ -149,8 +149,8 @@ def _e3m0_decode(rows_bc: Any, out_bk: Any) -> None:
 
 @part
 def _count(bits_k: Any, bins: Any, shift: Any, prefix: Any) -> None:
-    """How often each value of the bits from `shift` on is there: of all magnitudes 11 bits, then of
-    those that begin with `prefix` 10 more."""
+    """Count how often each value of the bits from `shift` on occurs: 11 bits of all magnitudes,
+    then 10 more of those that begin with `prefix`."""
     bins[:] = 0
     if shift == 20:
         for i in range(len(bits_k)):
@@ -164,8 +164,8 @@ def _count(bits_k: Any, bins: Any, shift: Any, prefix: Any) -> None:
 
 @part
 def _greatest(bits_k: Any, bins: Any, index_s: Any) -> None:
-    """The indices of the KEEP greatest magnitudes, ascending; of equals the first. The least of
-    them is found bit by bit, as far as it takes to part them from the others."""
+    """The indices of the KEEP greatest magnitudes, ascending; among equals the first ones. The
+    least of them is found bit by bit, as far as it takes to separate them from the others."""
     shift, prefix, missing, alike = 30, _I32(0), _KEEP, len(bits_k)
     while shift and alike > missing:
         shift -= 10
@@ -186,7 +186,8 @@ def _greatest(bits_k: Any, bins: Any, index_s: Any) -> None:
 
 @part
 def _mean(size_s: Any, chosen_s: Any, room_s: Any) -> Any:
-    """Of the chosen, as a tree of halves; 0 of none. The bits of a bfloat16, to nearest even."""
+    """The mean of the chosen, added up as a tree of halves; 0 if there are none. As the bits of a
+    bfloat16, rounded to nearest even."""
     count = 0
     for i in range(_KEEP):
         room_s[i] = size_s[i] if chosen_s[i] else _F32(0)
@@ -203,7 +204,8 @@ def _mean(size_s: Any, chosen_s: Any, room_s: Any) -> Any:
 
 @part
 def _kept(x_k: Any, index_s: Any, size_s: Any, counts_s: Any) -> None:
-    """Their magnitudes, and which count: in place of each 0 the last that is none is sent again."""
+    """The kept magnitudes, and which of them count: in place of each 0 the last nonzero element is
+    sent again."""
     last = 0
     for s in range(_KEEP):
         counts_s[s] = x_k[index_s[s]] != _F32(0)
@@ -261,7 +263,7 @@ def _topk_decode(rows_bc: Any, out_bk: Any) -> None:
 
 @part
 def _bfloat16_encode(x_bk: Any, rows_bc: Any) -> None:
-    """To nearest even. No element is Inf or NaN."""
+    """Rounds to nearest even. No element is Inf or NaN."""
     bits_bk, half_bk = x_bk.view(_U32), rows_bc.view(_U16)
     for b in range(len(x_bk)):
         for i in range(256):
@@ -279,7 +281,7 @@ def _bfloat16_decode(rows_bc: Any, out_bk: Any) -> None:
 
 
 class BlockParts(NamedTuple):
-    """One codec: fp32 (b, k) -> uint8 (b, c), the way back, k, c."""
+    """One codec: fp32 (b, k) -> uint8 (b, c), the inverse, k and c."""
 
     encode: Any
     decode: Any
@@ -297,7 +299,7 @@ PARTS = {
 
 
 def kernels(codec: str) -> BlockKernels:
-    """Those of this codec."""
+    """The kernels of this codec."""
     parts = PARTS[codec]
     return BlockKernels(
         compiled("void(f4[:, ::1], u1[:, ::1])", parts.encode.py_func),

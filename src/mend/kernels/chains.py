@@ -2,9 +2,9 @@
 and not the processor's. Touches arrays only.
 
 An element of a product is one chain of fused multiply-adds in fp32 over K, ascending, that begins
-with 0; 0 is added at the end. A sum of a row is LANES chains of additions, element i in lane i %
-LANES, and a tree of halves over the lanes. Vectors of the processor hold neighbouring columns, or
-lanes: no order depends on their width.
+with 0; 0 is added at the end. The sum of a row is LANES chains of additions, element i in lane i %
+LANES, and a tree of halves over the lanes. Vectors of the processor hold neighbouring columns or
+lanes, so no order depends on their width.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from mend.kernels import compiled, elementary
 LANES = 32
 
 ROWS, COLUMNS = 6, 16
-"""Of a tile, whose sums stay in registers."""
+"""The size of a tile, whose sums stay in registers."""
 
 _WORD = ir.IntType(32)
 
 
 def has_fma() -> bool:
-    """Whether this processor has the instruction; without, a library would emulate it."""
+    """Whether this processor has the instruction; otherwise a library would emulate it."""
     features = binding.get_host_cpu_features()
     return bool(features.get("fma", False)) or not binding.get_process_triple().startswith("x86")
 
 
 def _tile_of(rows: int) -> Any:
     """A function of (address of a, bytes of its row, address of b, address of c, K): c (rows,
-    COLUMNS) = a @ b, b being (K, COLUMNS) without gaps. Vectors by hand: numba keeps the sums in
-    memory."""
+    COLUMNS) = a @ b, where b is (K, COLUMNS) without gaps. It has vectors of its own, as numba
+    would keep the sums in memory."""
     single, word = ir.FloatType(), ir.IntType(64)
     vector, places = ir.VectorType(single, COLUMNS), ir.VectorType(ir.IntType(32), COLUMNS)
 
@@ -159,7 +159,8 @@ def kernel(name: str) -> Callable[..., None]:
         "    for n in range(out.shape[0]):\n"
         f"        out[n] = function({', '.join(elements)})\n"
     )
-    # Of this file, beside which numba's cache is; a closure would be compiled in every process.
+    # It counts as code of this file, beside which numba's cache is; a closure would be compiled in
+    # every process.
     names: dict[str, Any] = {"__name__": __name__, "function": getattr(elementary, name)}
     exec(compile(source, __file__, "exec"), names)
     function: Callable[..., None] = names[f"map_{name}"]

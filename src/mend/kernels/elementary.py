@@ -1,10 +1,10 @@
 """kernels.elementary: elementary functions of fp32 whose bits no device changes. Touches numbers
 only.
 
-They are made of additions, multiplications, divisions and square roots that are rounded correctly,
+They consist of additions, multiplications, divisions and square roots that are rounded correctly,
 and of fused multiply-adds (IEEE 754). This file is their one source: numba compiles it for a CPU,
 and mend.determinism.cuda_code translates it to CUDA C. So a function here is a list of assignments
-and a return; it calls only what stands in this file, and its constants are names or whole numbers.
+and a return; it calls only functions of this file, and its constants are names or whole numbers.
 numba must not be asked to contract or reorder (`fastmath`).
 
 Sources: N. Juffa's public domain implementations (exp, log, tanh, erf, cores of sin and cos); the

@@ -24,12 +24,12 @@ _F32, _F64, _I32, _I64, _U64 = np.float32, np.float64, np.int32, np.int64, np.ui
 _CHUNK_NUMEL = 128
 """A digit is at most 2^23, so the sum of this many products is exact in fp64."""
 _CHUNKS = 4
-"""Of a row. Vectors often begin at multiples of 2 MiB, and then equal places of all of them share
-the same few lines of a cache: with rows of 16 KiB eight vectors took three times as long."""
+"""Chunks of a row. Vectors often begin at multiples of 2 MiB, and then equal places of all of them
+share the same few lines of a cache: with rows of 16 KiB eight vectors took three times as long."""
 _ROW_NUMEL = _CHUNKS * _CHUNK_NUMEL
 
 _BITS, _BIN_ZERO, _BIN_WRONG = 24, -128, 127
-"""Those of merge.gram."""
+"""The same as in merge.gram."""
 _INFINITE = 0x7F800000
 _LOW = _F32(2.0**_BITS)
 _EXACT = {"reassoc", "contract"}
@@ -47,7 +47,7 @@ def _bin(x_k: Any) -> Any:
 
 @part
 def _split(x_ci: Any, k: Any, digits_cDi: Any, m: Any) -> None:
-    """Both digits of bin k of a row."""
+    """The two digits of a row of bin k."""
     if k in (_BIN_ZERO, _BIN_WRONG):
         for c in range(_CHUNKS):
             for i in range(_CHUNK_NUMEL):
@@ -92,7 +92,7 @@ def _carry(sums_2DD: Any) -> None:
 
 @part
 def _rows(places_M: Any, start: Any, numel: Any, rooms_Mk: Any, m: Any) -> Any:
-    """A row of a vector; the last one with zeros at its end."""
+    """A row of a vector; the last one is filled up with zeros."""
     x_k = numba.carray(floats(places_M[m] + _U64(4 * start)), (_ROW_NUMEL,), _F32)
     if numel - start >= _ROW_NUMEL:
         return x_k

@@ -37,7 +37,8 @@ _SECRET = bytes.fromhex(
     "2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
 )
 _LAST, _SCRAMBLES, _LOW, _HIGH = 121, 128, 11, 117
-"""Where the secret of the last stripe, of scrambling, and of both halves of the digest begins."""
+"""Where the secrets of the last stripe, of scrambling, and of the two halves of the digest
+begin."""
 
 FIRST = np.array(
     [_PRIMES_32[2], *_PRIMES_64[:4], _PRIMES_32[1], _PRIMES_64[4], _PRIMES_32[0]], np.uint64
@@ -52,8 +53,9 @@ _32, _HALF = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 @intrinsic
 def _take(context: Any, lanes: Any, data: Any, keys: Any, count: Any) -> Any:
-    """Let the lanes take up stripes; all but `count` are addresses. A vector of 8 by hand: numba's
-    loops, which do not swap neighbours in vector registers, take three times as long."""
+    """Let the lanes take up stripes; all arguments but `count` are addresses. It has a vector of 8
+    of its own: numba's loops, which do not swap neighbours in vector registers, take three times as
+    long."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place, data, keys, count = arguments
@@ -106,8 +108,8 @@ def feed(lanes_8: Any, address: Any, rows: Any, ends: Any) -> None:
 
 
 def finish(lanes_D8: np.ndarray, size: int) -> bytes:
-    """The digests of D blocks of `size` bytes, one after another, as `xxhash.xxh3_128_digest` gives
-    each."""
+    """The digests of D blocks of `size` bytes, concatenated, as `xxhash.xxh3_128_digest` returns
+    them."""
     low_D = _mixed(lanes_D8, _LOW, size * _PRIMES_64[0] & _MASK)
     high_D = _mixed(lanes_D8, _HIGH, ~(size * _PRIMES_64[1]) & _MASK)
     return np.stack([high_D, low_D], 1).astype(">u8").tobytes()

@@ -1,8 +1,8 @@
 """kernels.merges: many payloads -> one anchor in one pass: decode, weighted mean, outer step and
 digest, row by row while a row is in the cache. Touches arrays only.
 
-Every operation is one of merge.average and outer.nesterov, rounded where theirs is: fp64 for the
-mean, else fp32.
+Every operation is one of merge.average and outer.nesterov, and is rounded where theirs is: to fp64
+for the mean, otherwise to fp32.
 
 Legend: N elements of a part of a vector, M payloads, R stretches of equal weights, k elements of a
 row, n elements of the row at hand, D blocks of a digest.
@@ -56,16 +56,16 @@ _bytes = _pointer(types.uint8, ir.IntType(8))
 
 @part
 def _float32(address: Any, start: Any, room_k: Any) -> Any:
-    """The row of a payload of float32 that begins with this element: where it is."""
+    """The row of a payload of float32 that begins with this element, without a copy."""
     return numba.carray(floats(address + _U64(4 * start)), (ROW_NUMEL,), _F32)
 
 
 _decode, _BLOCK, _BLOCK_BYTES = PARTS["int8"].decode, PARTS["int8"].block, PARTS["int8"].block_bytes
-"""Of the codec for which `_decoded` is compiled; `merge` puts others in their place."""
+"""These are of the codec for which `_decoded` is compiled; `merge` puts others in their place."""
 
 
 def _decoded(address: Any, start: Any, room_k: Any) -> Any:
-    """The same of another codec, decoded into `room_k`."""
+    """The row of a payload of another codec, decoded into `room_k`."""
     blocks = ROW_NUMEL // _BLOCK
     at = address + _U64(start // _BLOCK * _BLOCK_BYTES)
     rows_bc = numba.carray(_bytes(at), (blocks, _BLOCK_BYTES), np.uint8)
@@ -75,7 +75,7 @@ def _decoded(address: Any, start: Any, room_k: Any) -> Any:
 
 @part
 def _add(x_n: Any, first: Any, weight: Any, sum_n: Any) -> None:
-    """Add a payload with its weight. `first`: it is the first one."""
+    """Add a payload with its weight. `first`: whether it is the first one."""
     if first:
         for i in range(len(sum_n)):
             sum_n[i] = _F64(x_n[i]) * weight
@@ -96,7 +96,7 @@ def _add_two(x_n: Any, y_n: Any, first: Any, weight: Any, other: Any, sum_n: Any
 
 
 _row = _float32
-"""Of the codec for which `_mean` is compiled, like `_decode`."""
+"""It is of the codec for which `_mean` is compiled, like `_decode`."""
 
 
 @part
@@ -105,8 +105,8 @@ def _mean(
 ) -> None:
     """The weighted sum of a row of all payloads, in fp64. `r`: the stretch of its first element.
 
-    numba cannot prove that an index is positive in a loop from another begin than 0, and then
-    fills no vector register; so what a loop is about is cut out first."""
+    numba cannot prove that an index is positive in a loop that does not begin at 0, and then uses
+    no vector registers; so the elements of a loop are cut out first."""
     members = len(places_M)
     for m in range(0, members, 2):
         two = m + 1 < members
@@ -171,7 +171,7 @@ def _begin(lanes_2D8: Any) -> None:
 
 @part
 def _hash(x_N: Any, start: Any, lanes_D8: Any) -> None:
-    """Take up a row of the vector, where it is in a whole block of the digest."""
+    """Take up a row of the vector, if it lies in a whole block of the digest."""
     block = start // _BLOCK_NUMEL
     if block < len(lanes_D8):
         address = x_N.ctypes.data + _U64(4 * start)
@@ -227,7 +227,7 @@ def _signs(place: Any, begin: Any, state_N: Any) -> Any:
 
 
 def _decoders(codec: str) -> dict[str, Any]:
-    """The names of this module, with the row of this codec."""
+    """The globals of this module, with the row of this codec."""
     here = dict(globals())
     if codec != "float32":
         decode, block, block_bytes = PARTS[codec][1:]
@@ -237,12 +237,12 @@ def _decoders(codec: str) -> dict[str, Any]:
 
 
 def signs(codec: str) -> SignsKernel:
-    """That of float32 payloads, or of a codec of `PARTS`."""
+    """The kernel for payloads of float32, or of a codec of `PARTS`."""
     return compiled(_SIGNS, FunctionType(_signs.__code__, _decoders(codec), f"_{codec}_signs"))
 
 
 def merge(codec: str) -> MergeKernel:
-    """That of float32 payloads, or of a codec of `PARTS`."""
+    """The kernel for payloads of float32, or of a codec of `PARTS`."""
     here = _decoders(codec)
     mean: Any = _mean
     here["_mean"] = part(FunctionType(mean.py_func.__code__, here, f"_{codec}_mean"))

@@ -1,5 +1,5 @@
-"""kernels.offers: all that an offer takes, row by row while a row is in the cache. Touches arrays
-only.
+"""kernels.offers: everything that makes an offer, row by row while a row is in the cache. Touches
+arrays only.
 
 Legend: r rows, k = ROW_NUMEL elements of a row, c bytes of its payload.
 """
@@ -26,7 +26,7 @@ _OFFER = f"f4({_ROWS}, {_ROWS}, {_ROWS}, {_ROWS}, f4, u1[:, ::1], {_ROWS}, b1, {
 
 @part
 def _fill(delta_rk: Any, residual_rk: Any, anchor_rk: Any, x_rk: Any, r: Any) -> Any:
-    """One row of the delta and of x. The bits of the greatest magnitude in x."""
+    """Write one row of the delta and of x. Returns the bits of the greatest magnitude in x."""
     if len(anchor_rk):
         for i in range(ROW_NUMEL):
             delta_rk[r, i] = anchor_rk[r, i] - delta_rk[r, i]
@@ -41,7 +41,7 @@ def _fill(delta_rk: Any, residual_rk: Any, anchor_rk: Any, x_rk: Any, r: Any) ->
 
 @part
 def _squares(x_rk: Any, r: Any, room_k: Any) -> Any:
-    """Their sum, as a tree of halves."""
+    """The sum of the squares of a row, as a tree of halves."""
     for i in range(_HALF):
         low, high = x_rk[r, i], x_rk[r, i + _HALF]
         room_k[i] = low * low + high * high
@@ -69,7 +69,7 @@ def _squares_of_rows(x_rk: Any, squares_r: Any) -> None:
 
 
 _encode, _decode, _, _BLOCK_BYTES = PARTS["int8"]
-"""Of the codec for which `_offer` is compiled; `offer` puts others in their place."""
+"""These are of the codec for which `_offer` is compiled; `offer` puts others in their place."""
 
 
 def _offer(
@@ -89,7 +89,7 @@ def _offer(
         _encode(x_rk[r].reshape(sent_bk.shape), row_bc)
         _decode(row_bc, sent_bk)
         squares_r2[r, 1] = _squares(x_rk, r, room_k)
-        # left may be x: it is written when x has been read.
+        # `left` may be x, so it is written after x has been read.
         for i in range(ROW_NUMEL):
             sent = sent_1k[0, i]
             sent_1k[0, i] = x_rk[r, i] - sent
@@ -103,17 +103,17 @@ def _offer(
 
 
 def delta() -> DeltaKernel:
-    """The delta and its check, of codecs that are not compiled."""
+    """The delta and its check, for codecs that are not compiled."""
     return compiled(_DELTA, _delta)
 
 
 def squares() -> SquaresKernel:
-    """Of codecs that are not compiled."""
+    """The sums of squares, for codecs that are not compiled."""
     return compiled(_SQUARES, _squares_of_rows)
 
 
 def offer(codec: str) -> OfferKernel:
-    """All of it, with this codec."""
+    """The whole offer, with this codec."""
     encode, decode, _, block_bytes = PARTS[codec]
     here = globals() | {"_encode": encode, "_decode": decode, "_BLOCK_BYTES": block_bytes}
     made = compiled(_OFFER, FunctionType(_offer.__code__, here, f"_{codec}_offer"))

@@ -1,7 +1,7 @@
 """kernels.products: a matrix, rounded to whole numbers, times few vectors. Touches arrays only.
 
-All terms are whole numbers (of one unit) whose sums stay below 2^53, so that float64 holds each of
-them exactly: the order of a sum, which is the compiler's here, has no influence on its bits.
+All terms are whole multiples of one unit whose sums stay below 2^53, so float64 holds each of them
+exactly: the order of a sum, which the compiler chooses here, has no influence on its bits.
 
 Legend: m rows and n columns of a matrix, r vectors.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from mend.kernels import ProductKernels, compiled, part
 
 _AT_ONCE = 4
-"""Vectors, or rows, per pass over a row: what they share stays in registers."""
+"""Vectors, or rows, per pass over a row. What they share stays in registers."""
 
 
 @part

@@ -1,9 +1,9 @@
-"""kernels.self_checks: what a kernel writes, compared with what numpy computes of some rows.
+"""kernels.self_checks: compares what a kernel writes with what numpy computes, on some rows.
 Touches arrays only.
 
-A kernel is machine code that may come from a file which another process wrote. Where it is not what
-its name says, racks would agree on wrong weights, so each process checks those through which all
-weights go before it uses them.
+A kernel is machine code that may come from a file that another process wrote. If it is not what its
+name says, racks agree on wrong weights. So before it uses them, each process checks the kernels
+that all weights go through.
 
 Legend: N elements, M payloads, B bytes.
 """
@@ -34,7 +34,7 @@ def _compare(found_N: np.ndarray, expected_N: np.ndarray, what: str) -> None:
 
 
 def _ways(codec: str) -> tuple[Callable[[np.ndarray], np.ndarray], ...]:
-    """fp32 N -> uint8 B, and the way back."""
+    """fp32 N -> uint8 B, and the inverse."""
     if codec == "float32":
         return lambda x_N: x_N.view(np.uint8), lambda payload_B: payload_B.view(_F32)
     kernels = block_kernels(codec)

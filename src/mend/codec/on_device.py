@@ -31,9 +31,9 @@ _ALIGNED = 16
 
 
 class Offered(NamedTuple):
-    """Content of a parcel. norm: the greatest magnitude in x; unsent, length: of the vectors of
-    what was left out and x. bad: index of the first of ROW_NUMEL elements one of which is NaN or
-    not below the limit; None: there is none."""
+    """Content of a parcel. norm: the greatest magnitude in x. unsent, length: the lengths of what
+    was left out and of x. bad: index of the first of ROW_NUMEL elements one of which is NaN or not
+    below the limit; None: there is none."""
 
     payload: Tensor
     norm: float

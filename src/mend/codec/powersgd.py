@@ -5,14 +5,14 @@ PowerSGD (arXiv 1905.13727) in the form that a quorum can merge: all racks share
 basis, and each sends the other factor only. The side alternates. A rack that captures against an
 anchor of even version sends P = X Q, and the others read P Q^T; the basis of the next version is L
 = orth(merged P). Against an odd version it sends S = X^T L, read as L S^T, and the next basis is Q
-= orth(merged S): one power iteration, spread over two rounds. (Refreshing Q from the merged matrix
+= orth(merged S): one power iteration, spread over two rounds. (A Q made from the merged matrix
 itself would keep its span forever.)
 
 Bits. Every rack decodes and computes the next basis for itself, so both give equal bits on every
 machine. Basis and factor are whole numbers of at most 16 bits times a power of two, and products
 and sums of so few bits are exact in float64. A matrix product therefore has one result, whatever
-library, order, number of threads or fused multiply-add computes it. So has X Q, as X is rounded
-first. `orthonormal` uses single operations and sums of a fixed order.
+library, order, number of threads or fused multiply-add computes it. The same holds for X Q, as X is
+rounded first. `orthonormal` uses single operations and sums of a fixed order.
 
 A late offer was encoded with the basis of an older version. The state holds the bases of all
 versions that may still be merged, and a payload names its own: version and checksum.
@@ -44,18 +44,20 @@ RANK_MAX = 64
 _HEAD = struct.Struct("<4sIQ")  # magic, base version (modulo 2^32), checksum of its bases
 _MAGIC = b"mPS1"
 _LEVEL_BITS, _LEVELS = 15, (1 << 15) - 1
-"""Of a factor's elements, beside their sign. Their unit is a power of two as well."""
+"""Bits, without the sign, and greatest level of a factor's elements. Their unit is a power of two
+as well."""
 _BASIS_BITS = 15
-"""Of a basis's elements, beside their sign."""
+"""Bits of a basis's elements, without the sign."""
 _EXACT_BITS = 52
 """Whole numbers below 2^53 are exact in float64; the rounding of a basis may reach 2^15."""
 _TINY = 2.0**-60
-"""A tensor or factor whose greatest magnitude is below this is sent as zero: so nothing that is
-decoded is ever subnormal."""
+"""A tensor or factor whose greatest magnitude is below this is sent as zero, so that nothing that
+is decoded is subnormal."""
 _NOISE = 2.0**-10
-"""Of the merged factor's size: what a basis gets of random directions, so that it always has r."""
+"""Magnitude, relative to the merged factor, of the random directions that are added to a basis, so
+that it always has r directions."""
 _COMPILED_RANK_MAX = 8
-"""From more on a library's matrix product is faster than a compiled loop."""
+"""Above this rank a library's matrix product is faster than a compiled loop."""
 _STRIP_NUMEL, _SINGLE_NUMEL = 1 << 15, 1 << 16
 """Elements per strip of rows, see codec.blocks."""
 
@@ -63,9 +65,9 @@ _STRIP_NUMEL, _SINGLE_NUMEL = 1 << 15, 1 << 16
 class PowerSGD:
     """Tensors of two or more dimensions by `rank` columns, all others as bfloat16.
 
-    A tensor is folded into the matrix whose sides are most alike; one that has no side longer than
-    the rank goes as bfloat16, too. A rank encodes what it holds of a tensor: a shard as it lies.
-    """
+    A tensor is folded into the matrix whose sides are most alike. If one side is not longer than
+    the rank, the tensor is sent as bfloat16, too. A rank encodes what it holds of a tensor: a shard
+    as it is."""
 
     exact = False
     feedback: Feedback = "weights"
@@ -77,13 +79,14 @@ class PowerSGD:
 
     def of(self, owned: Owned, staleness_max_rounds: int) -> LowRank:
         if self.rank <= _COMPILED_RANK_MAX:
-            product_kernels()  # compiled now, and not in the first round
+            product_kernels()  # compiled now instead of in the first round
         return LowRank(self.name, self.rank, owned, staleness_max_rounds)
 
 
 class Matrix(NamedTuple):
-    """A tensor of a rank's part: elements [begin, begin + numel) of the vector are those from
-    `lead` on of m rows and n columns. What is missing in the first and the last row counts as 0."""
+    """A tensor of a rank's part: elements [begin, begin + numel) of the vector are elements `lead`
+    and following of m rows and n columns. What is missing in the first and the last row counts as
+    0."""
 
     begin: int
     numel: int
@@ -97,7 +100,7 @@ class Matrix(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """A tensor that goes as bfloat16."""
+    """A tensor that is sent as bfloat16."""
 
     begin: int
     numel: int
@@ -160,8 +163,8 @@ class LowRank:
         version: int,
         out_S: Tensor,
     ) -> None:
-        """The basis of the other side, from what is merged. Of a matrix of which no factor of this
-        side is merged, as all offers are a version late, the newest basis of that side stays."""
+        """The basis of the other side, from what is merged. Where all offers are a version late, no
+        factor of this side is merged, and the newest basis of the other side stays."""
         out_S.copy_(state_S)
         codec, side, after = LowRankAt(self, state_S, version), version % 2, version + 1
         read = [codec.read(payload) for payload in payloads]
@@ -184,7 +187,7 @@ class LowRank:
         return state_S[begin : begin + self._slot_numel[number % 2]]
 
     def bases(self, state_S: Tensor, version: int) -> list[Tensor]:
-        """The same as one view (r, k) per matrix."""
+        """The bases of a version, as one view (r, k) per matrix."""
         lengths = [each.length(version % 2) for each in self.matrices]
         cuts = accumulate((self.rank * length for length in lengths), initial=0)
         mine = self.slot(state_S, version)
@@ -232,7 +235,7 @@ class LowRankAt:
             basis_rk = self._basis(self.version)[number]
             factor_rk = _factor(_whole(x_N, each), basis_rk, side)
             peak = float(factor_rk.abs().max())
-            if not _TINY <= peak < math.inf:  # or no number: what reads it finds its scale
+            if not _TINY <= peak < math.inf:  # NaN or Inf shows in the scale
                 scales[number] = 0.0 if peak < _TINY else math.nan
                 factors[number].zero_()
                 continue
@@ -345,7 +348,7 @@ class LowRankAt:
 
 
 def _whole(x_N: Tensor, each: Matrix) -> Tensor:
-    """The matrix (m, n), filled up with zeros where a part of its first or last row is missing."""
+    """The matrix (m, n), with zeros where a part of its first or last row is missing."""
     values = x_N[each.begin : each.begin + each.numel]
     if each.numel == each.rows * each.cols:
         return values.view(each.rows, each.cols)
@@ -411,8 +414,8 @@ def _boxes(first: int, last: int, cols: int) -> Iterator[tuple[int, int, int, in
 
 
 def orthonormal(values_rk: np.ndarray) -> np.ndarray:
-    """r rows of length 1, at right angles, with the span of the rows given: Gram-Schmidt, twice.
-    Float64, element by element; the sums have a fixed order."""
+    """r orthogonal rows of length 1 with the span of the given rows: Gram-Schmidt, twice. Float64,
+    element by element; the sums have a fixed order."""
     rows_rk = values_rk.copy()
     for _ in range(2):
         for i in range(len(rows_rk)):
@@ -427,7 +430,7 @@ def orthonormal(values_rk: np.ndarray) -> np.ndarray:
 
 
 def _total(values: np.ndarray) -> np.ndarray:
-    """Sums over the last dimension, as a tree of halves: a library's order depends on the
+    """Sums over the last dimension, as a tree of halves, because a library's order depends on the
     machine."""
     sums = values.copy()
     while (width := sums.shape[-1]) > 1:
@@ -438,13 +441,13 @@ def _total(values: np.ndarray) -> np.ndarray:
 
 
 def rounded(values_rk: np.ndarray) -> Tensor:
-    """To whole numbers of 16 bits with their sign, of one unit, as fp32."""
+    """The values rounded to whole multiples, of at most 16 bits, of one unit; as fp32."""
     unit = 2.0 ** (_BASIS_BITS - math.frexp(float(np.abs(values_rk).max()))[1])
     return torch.from_numpy((np.rint(values_rk * unit) / unit).astype(np.float32))
 
 
 def _mix(merged_rk: np.ndarray, noise_rk: np.ndarray) -> np.ndarray:
-    """The merged factor, with enough of random directions to have r of them."""
+    """The merged factor, with enough random directions added that it has r of them."""
     peak = float(np.abs(merged_rk).max())
     if not 0 < peak < math.inf:
         return noise_rk
@@ -452,7 +455,7 @@ def _mix(merged_rk: np.ndarray, noise_rk: np.ndarray) -> np.ndarray:
 
 
 def _noise(shape: Sequence[int], seed: tuple[int, ...]) -> np.ndarray:
-    """Float64 from -1 to 1. Raw bits of a generator whose stream is fixed."""
+    """Float64 from -1 to 1, from the raw bits of a generator whose stream is fixed."""
     rank, length = shape
     bits = np.random.PCG64(list(seed)).random_raw(rank * length) >> np.uint64(11)
     return (bits.astype(np.float64) * 2.0**-52 - 1.0).reshape(rank, length)

@@ -32,7 +32,7 @@ class RawFloat32:
     name = "float32"
     exact = True
     feedback: Feedback = "buffer"
-    block = 0  # nothing is to be done, so nothing is to be shared
+    block = 0  # there is no work to share
 
     def payload_bytes(self, numel: int) -> int:
         return 4 * numel
@@ -55,7 +55,7 @@ class RawBfloat16:
     feedback: Feedback = "buffer"
     block = 1
     compiled = "bfloat16"
-    """Offers of it (mend.kernels); torch encodes and decodes in one pass."""
+    """mend.kernels makes its offers; torch encodes and decodes in one pass."""
 
     def payload_bytes(self, numel: int) -> int:
         return 2 * numel

@@ -4,9 +4,9 @@ files.
 For deltas that are mostly 0: experts that no token reached, rows of an embedding that no batch
 contained, temporarily frozen parameters. A payload is N (u64), for each block of 4096 elements the
 number of those with a bit set (u32), then the blocks. A block without such elements is empty. Any
-other is a mask (a bit per element, the lowest first) and the elements it names, or all elements
-where that is no longer. A payload exceeds the vector by at most 12 bytes and 4 for each 4096
-elements.
+other is a mask (a bit per element, the lowest first) and the elements that it names, or all
+elements if that is not longer. A payload exceeds the vector by at most 12 bytes and 4 bytes for
+each 4096 elements.
 
 Legend: N elements of a vector, K blocks, B payload bytes.
 """
@@ -100,7 +100,7 @@ def _block(body: np.ndarray, count: int, size: int) -> np.ndarray:
 
 
 def _mask(body: np.ndarray, count: int, size: int) -> np.ndarray:
-    """Which elements of a block with a mask are there."""
+    """Which elements a block with a mask holds."""
     there = np.unpackbits(body[: -(-size // 8)], count=size, bitorder="little").view(bool)
     if np.count_nonzero(there) != count:
         raise WireError("the mask of a sparse block does not hold as many as it says")

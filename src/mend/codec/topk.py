@@ -25,12 +25,12 @@ _LEVELS, _INDICES, _VALUES = 4, 4 + 3 * _HALF, 4 + 3 * _HALF + _QUARTER
 
 @final
 class TopK(BlockCodec):
-    """64 of 4096 elements: 0.227 bit per element. Ties go to the lower index.
+    """64 of 4096 elements: 0.227 bits per element. Ties go to the lower index.
 
-    A chunk is two magnitudes (bfloat16), 64 indices (32 low bytes of the first half, of
-    the second, then the high four bits of both), and per index two bits: great or small (1), sign
-    (2). The two magnitudes are the means of those above and below the middle of the greatest and
-    the least that are kept, so the decoded chunk is always nearer to x than zero is.
+    A chunk is two magnitudes (bfloat16), 64 indices (32 low bytes of the first half, 32 of the
+    second, then the high four bits of both), and two bits per index: great or small (1), sign (2).
+    The two magnitudes are the means of the kept ones above and below the middle of the greatest and
+    the least of them, so the decoded chunk is always nearer to x than zero is.
     """
 
     name, block, block_bytes = "topk", 4096, _VALUES
@@ -66,8 +66,9 @@ class TopK(BlockCodec):
 def _greatest(x_bk: Tensor) -> Tensor:
     """Indices of the KEEP greatest magnitudes of each row, ascending.
 
-    The KEEP-th greatest magnitude is one number, however a library finds it; which of its equals
-    are kept is settled here. Magnitudes are compared as whole numbers, which have the same order.
+    The KEEP-th greatest magnitude is one number, however a library finds it; which elements of this
+    magnitude are kept is decided here. Magnitudes are compared as whole numbers, which have the
+    same order.
     """
     size_bk = (x_bk.view(torch.int32) & 0x7FFFFFFF).numpy()
     place = size_bk.shape[1] - KEEP
@@ -84,16 +85,16 @@ def _greatest(x_bk: Tensor) -> Tensor:
 
 
 def _without_zeros(x_bk: Tensor, index_bs: Tensor) -> tuple[Tensor, Tensor]:
-    """In a chunk with fewer than KEEP numbers that are not 0 the last of these is sent again in
-    place of each 0, which has no code. Also: which indices count, as they are there once."""
+    """In a chunk with fewer than KEEP nonzero elements, the last of these is sent again in place of
+    each 0, which has no code. Also returns which indices count, each element once."""
     counts_bs = x_bk.gather(1, index_bs) != 0
     last_b1 = torch.where(counts_bs, index_bs, 0).amax(1, keepdim=True)
     return torch.where(counts_bs, index_bs, last_b1), counts_bs
 
 
 def _mean(size_bs: Tensor, chosen_bs: Tensor) -> Tensor:
-    """Of the chosen, (b, 1); 0 of none. Added up as a tree of halves: a library's order of addition
-    depends on the machine."""
+    """The mean of the chosen, (b, 1); 0 if there are none. Added up as a tree of halves, because a
+    library's order of addition depends on the machine."""
     sum_bs, width = torch.where(chosen_bs, size_bs, 0.0), KEEP
     while width > 1:
         width //= 2

@@ -151,7 +151,7 @@ def _bytes_of(marks_B: Tensor, held: Tensor, offset: int = 0) -> Tensor:
 
 
 def _span_bytes(held: Tensor) -> int:
-    """From the first element to the end of the last one in memory."""
+    """Number of bytes from the first element to the end of the last one in memory."""
     reach = sum((n - 1) * step for n, step in zip(held.shape, held.stride(), strict=True))
     return held.element_size() * (1 + reach)
 

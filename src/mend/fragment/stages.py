@@ -53,7 +53,7 @@ class Contents(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters."""
+        """The names of the parameters."""
         return tuple(each.name for each in self.parameters)
 
 

@@ -5,10 +5,10 @@ every operation is rounded where it is rounded there: divisions are IEEE (`div_r
 not), nothing is fused (`enable_fp_fusion=False` at the launch), numbers become whole or bfloat16 by
 arithmetic that rounds to nearest even everywhere, and subnormals are kept.
 
-A program reads snapshot, anchor and residual of ROW_NUMEL elements. It writes the delta in place
-of the snapshot, the payload, what is left out, and a column of `found`: the greatest magnitude of x
-and of what is left out (NaN where one is NaN), the sums of the squares of what is left out and of
-x.
+A program reads snapshot, anchor and residual of ROW_NUMEL elements. It writes the delta in place of
+the snapshot, the payload, what is left out, and a column of `found`: the greatest magnitudes of x
+and of what is left out (NaN where one is NaN), and the sums of the squares of what is left out and
+of x.
 
 Legend: N elements, B payload bytes, G programs, r blocks of a program, h elements of half a block,
 k = ROW_NUMEL elements, s of them that topk keeps; _p: pointers.
@@ -28,9 +28,9 @@ from mend.kernels import ROW_NUMEL, DeviceOfferKernel
 _TILE = tl.constexpr(ROW_NUMEL)
 _WARPS = 8
 _TOPK = {"num_warps": 4, "maxnreg": 128}
-"""The search holds a chunk in registers: 4 of such programs fit on a multiprocessor, not 3."""
+"""The search holds a chunk in registers: 4 such programs fit on a multiprocessor, not 3."""
 _WHOLE = tl.constexpr(1.5 * 2.0**23)
-"""Added and taken away again it leaves a number rounded to a whole one, ties to even."""
+"""Adding and subtracting it rounds a number to a whole one, ties to even."""
 _TINY = tl.constexpr(2.0**-100)
 """codec.blocks.TINY"""
 
@@ -70,7 +70,7 @@ def _x(
 def _tell(
     found_p: tl.tensor, size: tl.tensor, left_size: tl.tensor, left: tl.tensor, length: tl.tensor
 ) -> None:
-    """Sizes of magnitudes, and sums of squares: one each."""
+    """Write the column of this program: magnitudes as their bits, and sums of squares."""
     column_p, programs = found_p + tl.program_id(0), tl.num_programs(0)
     tl.store(column_p, size.to(tl.float32, bitcast=True))
     tl.store(column_p + programs, left_size.to(tl.float32, bitcast=True))
@@ -122,8 +122,8 @@ def _blocks(
     bytes_p: tl.tensor, scales_p: tl.tensor, found_p: tl.tensor, numel: tl.tensor,
     owes: tl.constexpr, half: tl.constexpr, stride: tl.constexpr, highest: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Blocks of 2 * half elements in `stride` bytes. highest: level; 0: levels are powers of two,
-    the greatest of which is the scale."""
+    """Blocks of 2 * half elements in `stride` bytes. highest: the greatest level; 0: levels are
+    powers of two, the greatest of which is the scale."""
     rows: tl.constexpr = _TILE // (2 * half)
     row_r = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     h = tl.arange(0, half)[None, :]
@@ -164,14 +164,14 @@ def _blocks(
     _tell(found_p, tl.max(size_r, axis=0), left_size, tl.sum(left_r, 0), tl.sum(length_r, 0))
 
 
-# Parts of topk. The 64 greatest of a chunk are those from a border on, which is looked for with
-# few looks at the chunk, as these take the time. Which numbers are tried may differ between
+# Parts of topk. The 64 greatest elements of a chunk are those that reach a border. The search for
+# it reads the chunk few times, as that takes the time. Which numbers are tried may differ between
 # devices; what is kept does not.
 
 _KEEP, _CHUNK_BYTES, _COLS = tl.constexpr(64), tl.constexpr(116), tl.constexpr(32)
 _INF = tl.constexpr(0x7F800000)
 _NEAR = tl.constexpr(2 << 23)
-"""Where the border is looked for first: at a quarter of the greatest magnitude."""
+"""Where the search for the border begins: at a quarter of the greatest magnitude."""
 _GUESSES = tl.constexpr(10)
 _AIM = tl.constexpr(63.7)
 
@@ -180,8 +180,8 @@ _AIM = tl.constexpr(63.7)
 def _next(
     low: tl.tensor, high: tl.tensor, above: tl.tensor, below: tl.tensor, looks: tl.tensor
 ) -> tl.tensor:
-    """Where KEEP are expected, if the logarithm of how many reach a number falls evenly. Halves
-    in the end, which bounds the number of looks."""
+    """The number that KEEP elements are expected to reach, if the logarithm of how many reach a
+    number falls evenly. In the end it halves the interval, which bounds the number of looks."""
     half = low + ((high - low) >> 1)
     share = tl.maximum(above, 0.0) / (tl.maximum(above, 0.0) + below)
     guess = low + ((high - low).to(tl.float32) * share).to(tl.int32)
@@ -191,8 +191,8 @@ def _next(
 
 @_part
 def _border(size: tl.tensor, top: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The greatest number that KEEP sizes reach, or sooner one that just KEEP reach; and how many
-    reach it."""
+    """The greatest number that KEEP sizes reach, or one that exactly KEEP reach, if that is found
+    sooner; and how many reach it."""
     high = tl.minimum(top, _INF) + 1
     near = tl.maximum(high - _NEAR, 1)
     counts = tl.sum((size >= near).to(tl.int32) + ((size >= 1).to(tl.int32) << 16))
@@ -206,7 +206,7 @@ def _border(size: tl.tensor, top: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     below = tl.log2(_AIM / tl.maximum(beyond.to(tl.float32), 0.5))
     looks, side, empty = 0, 0, False
     while (high - low > 1) & (count > _KEEP):
-        if empty:  # nothing was between the last two: what is alike ends there
+        if empty:  # nothing was between the last two: equal sizes end there
             middle = tl.maximum(tl.max(tl.where(size < high, size, 0)), low + 1)
         else:
             middle = _next(low, high, above, below, looks)
@@ -240,7 +240,7 @@ def _ones(bits: tl.tensor) -> tl.tensor:
 
 @_part
 def _lowest(bits: tl.tensor, most: tl.tensor) -> tl.tensor:
-    """The lowest bits, at most so many."""
+    """The lowest set bits, at most `most`."""
     place = bits & 0
     for step in tl.static_range(5):
         further = place + (16 >> step)
@@ -250,8 +250,8 @@ def _lowest(bits: tl.tensor, most: tl.tensor) -> tl.tensor:
 
 @_part
 def _kept(size: tl.tensor, border: tl.tensor, count: tl.tensor, c: tl.tensor) -> tl.tensor:
-    """A bit each, a row of the chunk in a word: those above the border, and of those at it the
-    first."""
+    """One bit per element, a row of the chunk in a word: set for those above the border, and for
+    the first of those at it."""
     if count > _KEEP:
         bits_r, alike_r = _word(size > border, c), _word(size == border, c)
         missing, ones_r = _KEEP - tl.sum(_ones(bits_r), axis=0), _ones(alike_r)
@@ -277,8 +277,8 @@ def _list(bits_r: tl.tensor, row_r: tl.tensor, room_p: tl.tensor) -> None:
 
 @_part
 def _means(size_s: tl.tensor, counts_s: tl.tensor, great_s: tl.tensor) -> tl.tensor:
-    """Of those that are not great, and 16 bits above of those that are, as bfloat16 to nearest
-    even. Added up as a tree of halves; 0 of none."""
+    """The mean of those that are not great, and 16 bits above it the mean of those that are, as
+    bfloat16, rounded to nearest even. Added up as a tree of halves; 0 if there are none."""
     chosen = counts_s[None, :] & (great_s[None, :] == (tl.arange(0, 2)[:, None] == 1))
     half = tl.where(chosen, size_s[None, :], 0).to(tl.float32, bitcast=True)
     half = tl.sum(tl.reshape(half, (2, 2, 32)), axis=1)
@@ -294,7 +294,7 @@ def _means(size_s: tl.tensor, counts_s: tl.tensor, great_s: tl.tensor) -> tl.ten
 
 @_part
 def _together(parts: tl.tensor, bits: tl.constexpr) -> tl.tensor:
-    """One number of those of a column, each so many bits above the one before."""
+    """The numbers of a column as one, each `bits` bits above the one before."""
     shift = bits * tl.arange(0, parts.shape[0])
     return tl.sum(parts << shift[:, None], axis=0)
 
@@ -303,11 +303,11 @@ def _together(parts: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 def _put(
     index_s: tl.tensor, x_s: tl.tensor, top: tl.tensor, bytes_p: tl.tensor, words_p: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """A chunk, of the bits of what is kept. Its two magnitudes, and from which on it is the great
-    one."""
+    """Write a chunk from the bits of what is kept. Returns its two magnitudes, and from which size
+    on an element gets the great one."""
     size_s = x_s & 0x7FFFFFFF
     counts_s = size_s != 0
-    # In place of each 0 the last that is none is sent again.
+    # In place of each 0 the last nonzero element is sent again.
     last = tl.max(tl.where(counts_s, index_s, 0), axis=0)
     x_last = tl.sum(tl.where(counts_s & (index_s == last), x_s, 0), axis=0)
     index_s, x_s = tl.where(counts_s, index_s, last), tl.where(counts_s, x_s, x_last)
@@ -333,7 +333,8 @@ def _topk(
     room_p: tl.tensor, bytes_p: tl.tensor, words_p: tl.tensor, found_p: tl.tensor,
     numel: tl.tensor, owes: tl.constexpr, in_weights: tl.constexpr,
 ) -> None:  # fmt: skip
-    """room: the memory of `left` as int32, which holds the indices of what is kept before."""
+    """room: the memory of `left` as int32; it holds the indices of what is kept until `left` is
+    written."""
     chunk = tl.program_id(0).to(tl.int64)
     begin = chunk * _TILE
     row_r, c, s = tl.arange(0, _TILE // _COLS), tl.arange(0, _COLS)[None, :], tl.arange(0, _KEEP)
@@ -346,12 +347,12 @@ def _topk(
     border, count = _border(size, top)
     bits_r = _kept(size, border, count, c)
     _list(bits_r, row_r, room_p)
-    tl.debug_barrier()  # the indices are there, and the delta
+    tl.debug_barrier()  # the indices and the delta are written
     index_s = tl.load(room_p + s)
     x_s = tl.load(delta_p + index_s, mask=index_s < rest, other=0.0)
     if owes:
         x_s = x_s + tl.load(residual_p + index_s, mask=index_s < rest, other=0.0)
-    tl.debug_barrier()  # what is left may take their place
+    tl.debug_barrier()  # `left` may overwrite the indices
     bytes_p, words_p = bytes_p + chunk * _CHUNK_BYTES, words_p + chunk * (_CHUNK_BYTES // 4)
     means, middle = _put(index_s, x_s.to(tl.int32, bitcast=True), top, bytes_p, words_p)
     level = tl.where(size >= middle, means & ~0xFFFF, means << 16)
@@ -371,8 +372,8 @@ _BLOCKS = {"int8": (64, 132, 127), "int4": (64, 68, 7), "e3m0": (128, 132, 0)}
 
 
 def kernel(codec: str, in_weights: bool) -> DeviceOfferKernel:
-    """Of the codec of this name: bfloat16, int8, int4, e3m0 or topk, which alone may keep what it
-    leaves out in the weights."""
+    """The kernel of the codec of this name: bfloat16, int8, int4, e3m0 or topk. Only topk may keep
+    what it leaves out in the weights."""
     if in_weights and codec != "topk":
         raise ValueError(f"{codec} keeps in a buffer what it leaves out")
 

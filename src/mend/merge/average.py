@@ -20,8 +20,8 @@ class Average:
     name = "mean"
 
     def __init__(self) -> None:
-        # fp64 scratch, one pair per busy worker, because fresh memory for every block would cost
-        # more than the sums. list.pop and append are atomic, so workers may share an Average.
+        # fp64 scratch, one pair per busy worker: fresh memory for every block would cost more than
+        # the sums. list.pop and append are atomic, so workers may share an Average.
         self._idle: list[tuple[Tensor, Tensor]] = []
 
     def block(self, delta_N: Sequence[Tensor], weight: Sequence[float], out_N: Tensor) -> None:

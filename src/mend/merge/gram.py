@@ -8,8 +8,8 @@ integers: they are exact in any order.
 
 The grid of the whole vector is unknown while its pieces are summed. So each piece is split into
 two digits of its own bin k, high = round(x / 2^(24 k)) and low = round(x / 2^(24 (k-1))) - 2^24
-high. If the whole has bin k + 1, `high` is its low digit; if it has a greater one, all of the piece
-rounds to zero. (A piece of bin k has max |x| < 2^(24 k + 23), half a step of what then would be
+high. If the whole has bin k + 1, `high` is its low digit; if it has a greater bin, the whole piece
+rounds to zero. (A piece of bin k has max |x| < 2^(24 k + 23), half a step of what would then be
 its high digit.)
 
 Legend: N elements of a piece, M vectors, D = 2 M digits (high and low of each), C chunks.
@@ -31,30 +31,32 @@ BITS = 24
 
 _CHUNK_NUMEL = 1 << (53 - 2 * (BITS - 1))
 """A digit is at most 2^23, so a sum of this many products is an integer of at most 2^53: every
-partial sum is exact in fp64, and a library may add (and fuse) in any order it likes."""
+partial sum is exact in fp64, and a library may add (and fuse) in any order."""
 
 PIECE_NUMEL_MAX = _CHUNK_NUMEL << 9
-"""Sums of chunks are added as int64: at most 2^53 each, so 512 of them are far from its end."""
+"""Sums of chunks are added as int64. Each is at most 2^53, so 512 of them are far from its
+limit."""
 
 ROW_NUMEL = 512
-"""Elements that a kernel looks at together."""
+"""Elements that a kernel reads at once."""
 
 BIN_ZERO, BIN_WRONG = -128, 127
-"""Of a vector of zeros (or of no elements); of one with a NaN or an infinity."""
+"""The bins of a vector of zeros (or of no elements), and of one with a NaN or an infinity."""
 
 BIN_MIN, BIN_MAX = -7, 5
-"""Of the least fp32 number, 2^-149, and of the greatest."""
+"""The bins of the least fp32 number, 2^-149, and of the greatest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gram:
-    """bins: M. sums: D x D, symmetric; sums[i][j] of digits i and j, high 2m and low 2m + 1."""
+    """bins: one per vector (M). sums: D x D, symmetric; sums[i][j] is of digits i and j, where
+    vector m has the high digit 2m and the low digit 2m + 1."""
 
     bins: tuple[int, ...]
     sums: tuple[tuple[int, ...], ...]
 
     def plus(self, other: Gram) -> Gram:
-        """Of both pieces together. Exact, so associative and commutative."""
+        """The sums of both pieces together. Exact, so associative and commutative."""
         alike = len(self.bins) == len(other.bins)
         ensure(alike, "sums of another number of vectors", mine=self.bins, theirs=other.bins)
         bins = tuple(map(max, self.bins, other.bins))
@@ -63,7 +65,7 @@ class Gram:
         return Gram(bins, tuple(tuple(map(int.__add__, a, b)) for a, b in rows))
 
     def _on(self, bins: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The sums as digits of these bins, none less than the own ones."""
+        """The sums as digits of these bins, none of which is less than the own one."""
         if bins == self.bins:
             return self.sums
         source: list[int | None] = []
@@ -86,12 +88,12 @@ class Gram:
 
 
 def nothing(vectors: int) -> Gram:
-    """Of no elements: what `plus` begins with."""
+    """The sums of no elements: what `plus` begins with."""
     return Gram((BIN_ZERO,) * vectors, ((0,) * (2 * vectors),) * (2 * vectors))
 
 
 def gram_of(delta_N: Sequence[Tensor]) -> Gram:
-    """Of one piece (M vectors of fp32, N), at most PIECE_NUMEL_MAX elements."""
+    """The sums of one piece (M vectors of fp32, N), of at most PIECE_NUMEL_MAX elements."""
     vectors, numel = len(delta_N), delta_N[0].numel()
     ensure(numel <= PIECE_NUMEL_MAX, "too long a piece for exact sums", numel=numel)
     whole = numel - numel % _CHUNK_NUMEL
@@ -104,13 +106,13 @@ def gram_of(delta_N: Sequence[Tensor]) -> Gram:
     digits_CDN = torch.empty(numel // size, 2 * vectors, size, dtype=torch.float64, device="cpu")
     for m, (k, delta) in enumerate(zip(bins, delta_N, strict=True)):
         _split(delta, k, digits_CDN[:, 2 * m], digits_CDN[:, 2 * m + 1])
-    # A library reduction, for once: every number in it is an integer of at most 2^53.
+    # A library reduction is exact here: every number in it is an integer of at most 2^53.
     sums_CDD = torch.bmm(digits_CDN, digits_CDN.transpose(1, 2))
     return Gram(bins, tuple(map(tuple, sums_CDD.to(torch.int64).sum(0).tolist())))
 
 
 def gram_by(kernel: Callable[..., int], delta_N: Sequence[Tensor]) -> Gram:
-    """`gram_of` by a `mend.kernels.GramKernel`, of a piece of any length."""
+    """`gram_of` by a `mend.kernels.GramKernel`, for a piece of any length."""
     vectors, numel = len(delta_N), delta_N[0].numel()
     rows = -(-numel // ROW_NUMEL)
     bins_RM = np.empty((rows, vectors), np.int64)
@@ -136,8 +138,8 @@ def _bin(delta_N: Tensor) -> int:
 
 
 def _split(delta_N: Tensor, k: int, high_CN: Tensor, low_CN: Tensor) -> None:
-    """Both digits of bin k. In fp32, where all of it is exact: scaling by a power of two (but for
-    numbers that round to zero anyway), rounding, and what rounding left, at most a half."""
+    """The two digits for bin k, in fp32, where every operation is exact: scaling by a power of two
+    (except for numbers that round to zero anyway), rounding, and the rest of it, at most a half."""
     if k in (BIN_ZERO, BIN_WRONG):
         high_CN.zero_()
         low_CN.zero_()

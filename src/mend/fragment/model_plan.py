@@ -210,18 +210,14 @@ class ModelPlan:
             named = {f"{state}:{name}": name for state, name in pairs}
             slots = [(slot, name, parameters[name].like) for slot, name in named.items()]
             cuts = self._rack.cut(slots, self._fragments, first)
-            found.append(
+            held = [
                 tuple(
-                    PlannedFragment(
-                        cut,
-                        tuple(
-                            own.get(slot.name) or Elsewhere(named[slot.name], order, self._nothing)
-                            for slot in cut.slots
-                        ),
-                    )
-                    for cut in cuts
+                    own.get(slot.name) or Elsewhere(named[slot.name], order, self._nothing)
+                    for slot in cut.slots
                 )
-            )
+                for cut in cuts
+            ]
+            found.append(tuple(map(PlannedFragment, cuts, held)))
             first += len(cuts)
         return tuple(found)
 

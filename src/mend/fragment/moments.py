@@ -221,10 +221,8 @@ class MomentsView(FragmentView):
         """`live_N` becomes the moments that the racks' mean would be by now, `steps` after it was
         captured: beta^steps mean + (live - beta^steps captured), and no second moment below 0. All
         fp32, N. With 0 steps live is captured, and becomes the mean to the bit."""
-        lefts = self.left(steps)
-        for (start, stop), moment, left in zip(
-            pairwise(owned.cuts), self.moments, lefts, strict=True
-        ):
+        rows = zip(pairwise(owned.cuts), self.moments, self.left(steps), strict=True)
+        for (start, stop), moment, left in rows:
             if left is None:
                 continue
             live_n = live_N[start:stop]

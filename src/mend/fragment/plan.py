@@ -40,11 +40,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside DDP and torch.compile wrappers, so that names do not depend on
     them."""
     while True:
-        inner = (
-            model.module
-            if isinstance(model, DistributedDataParallel)
-            else getattr(model, "_orig_mod", None)
-        )
+        wraps = isinstance(model, DistributedDataParallel)
+        inner = model.module if wraps else getattr(model, "_orig_mod", None)
         if not isinstance(inner, nn.Module):
             return model
         model = inner

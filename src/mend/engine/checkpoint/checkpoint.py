@@ -34,7 +34,6 @@ from mend.engine.checkpoint.checkpoint_files import (
     write_whole,
 )
 from mend.engine.checkpoint.recut import Recut
-from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.digest import bytes_of, digest_of
 from mend.engine.compute.numerics import Numerics
 from mend.engine.features.data_ledger import DataUnits
@@ -46,7 +45,7 @@ from mend.errors import CheckpointError, StateRefused
 from mend.fragment.device import on_host
 from mend.fragment.plan import PLACED
 from mend.fragment.shards import by_rows
-from mend.types import VERSION, Layout, Owned
+from mend.types import VERSION, Layout
 
 T = TypeVar("T")
 
@@ -218,21 +217,15 @@ class RackCheckpoint:
         m = self.manifest
         return Resume(m.lineage, m.number, m.racks, m.versions, m.rounds, m.units)
 
-    def _anchor(self, fragment: int, owned: Owned, numerics: Numerics) -> Anchor:
-        """The anchor of a fragment. Raises CheckpointError if its digest is not the saved one."""
-        saved = self.state.progress.fragments[fragment]
-        data = numerics.empty(owned)
-        data.copy_(self._tensor(f"{fragment}.anchor", data.numel()))
-        anchor = numerics.adopt(data, owned, saved.version, saved.rounds)
-        if self.recut is None and anchor.digest != saved.digest:
-            raise CheckpointError(f"{self.folder}: fragment {fragment} has another digest")
-        return anchor
-
     def restore(self, fragment: int, track: FragmentState, numerics: Numerics) -> None:
         """Set the track's anchor and residual. Raises CheckpointError, also if the model does not
         hold the weights of the checkpoint."""
-        track.anchor = self._anchor(fragment, track.owned, numerics)
-        numel = track.owned.numel
+        saved, numel = self.state.progress.fragments[fragment], track.owned.numel
+        data = numerics.empty(track.owned)
+        data.copy_(self._tensor(f"{fragment}.anchor", data.numel()))
+        track.anchor = numerics.adopt(data, track.owned, saved.version, saved.rounds)
+        if self.recut is None and track.anchor.digest != saved.digest:
+            raise CheckpointError(f"{self.folder}: fragment {fragment} has another digest")
         if not self._has_weights(fragment, track):
             names = [slot.name for slot in track.view.layout.slots]
             raise CheckpointError(
@@ -424,10 +417,10 @@ def _registered(folder: Path, manifest: Manifest, rank: int) -> Tensor | None:
 def differing_fact(then: Facts, now: Facts, free: Set[str] = frozenset()) -> str:
     """The first fact of the plan that must be equal and is not, in words; empty: there is none."""
     was, is_ = dict(then), dict(now)
-    names = (n for n in differing(then, now) if n not in free)
-    return next(
-        (f"{n} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here" for n in names), ""
-    )
+    for name in differing(then, now):
+        if name not in free:
+            return f"{name} was {was.get(name, 'absent')}, is {is_.get(name, 'absent')} here"
+    return ""
 
 
 def left_out(part: RackCheckpoint, racks: int) -> dict[int, float | None]:

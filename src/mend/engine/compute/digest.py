@@ -101,10 +101,8 @@ class StateDigest:
     def take(self, lanes_VD8: np.ndarray, values_n: Tensor, states_n: Sequence[Tensor]) -> None:
         """The same after a `MergeKernel`, which has filled the lanes of D whole blocks of each
         vector."""
-        lanes = lanes_VD8[: len(self._vectors)]
-        for hashes, lanes_D8, each_n in zip(
-            self._vectors, lanes, (values_n, *states_n), strict=True
-        ):
+        lanes, vectors = lanes_VD8[: len(self._vectors)], (values_n, *states_n)
+        for hashes, lanes_D8, each_n in zip(self._vectors, lanes, vectors, strict=True):
             hashes.take(lanes_D8, bytes_of(each_n))
 
     def feed_codec(self, state_S: Tensor) -> None:

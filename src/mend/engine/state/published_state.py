@@ -53,12 +53,10 @@ class PublishedFragment:
         known = self.last.get(member)
         if base < self.restored <= version and known is not None and seq <= known.ended:
             return "named" if seq == known.named else "dropped"
-        stretch = [self.commits[v] for v in range(max(base, self._whole(version)) + 1, version + 1)]
+        # No commit up to this version is missing after the newest snapshot that it includes.
+        begin = max(base, self.restored if version >= self.restored else -1) + 1
+        stretch = [self.commits[v] for v in range(begin, version + 1)]
         return next((fate for commit in stretch if (fate := fate_in(commit, mine))), "")
-
-    def _whole(self, version: int) -> int:
-        """The version after which no commit up to `version` is missing."""
-        return self.restored if version >= self.restored else -1
 
     def begin(self, version: int, digests: tuple[str, ...]) -> None:
         """The job begins with this version, or goes back to it."""
@@ -256,9 +254,8 @@ class PublishedState:
         """(racks merged -> number of rounds; of the recent rounds, in order, the numbers of racks
         merged and live)."""
         with self.changed:
-            return dict(sorted(self.participation.by_racks.items())), tuple(
-                self.participation.recent
-            )
+            seen = self.participation
+            return dict(sorted(seen.by_racks.items())), tuple(seen.recent)
 
     def heard(self, orders: NewestOrders) -> None:
         """Take the newest orders."""
@@ -350,10 +347,8 @@ class PublishedState:
     def wait(self, ready: Callable[[], bool], limit_s: float) -> bool:
         """Block until `ready()`, a failure or the limit; returns whether it is ready."""
         with self.changed:
-            return (
-                self.changed.wait_for(lambda: self.failure is not None or ready(), limit_s)
-                and ready()
-            )
+            self.changed.wait_for(lambda: self.failure is not None or ready(), limit_s)
+            return ready()
 
 
 def fate_in(commit: Commit, mine: tuple[Member, int]) -> OfferFate:

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from mend.coordination.events import Event, Probe, Probed, Validate, Validated
 from mend.engine.hooks.uncounted_writes import hook_of_a_copy
@@ -58,11 +59,7 @@ class BenchmarkRequest(PublishedSlice):
     asked: Validate | None = None
 
 
-class Removable(Protocol):
-    def remove(self) -> None: ...
-
-
-Watch = Callable[[Callable[[], None]], Removable | None]
+Watch = Callable[[Callable[[], None]], RemovableHandle | None]
 """Registers a call before each forward of the model, until the handle is removed; returns None
 where the model was freed."""
 
@@ -187,7 +184,7 @@ class _ForwardHook:
 def watch_forward(find: Callable[[], nn.Module | None]) -> Watch:
     """The `Watch` of the model that `find` returns."""
 
-    def watch(called: Callable[[], None]) -> Removable | None:
+    def watch(called: Callable[[], None]) -> RemovableHandle | None:
         model = find()
         if model is None:
             return None
@@ -216,7 +213,7 @@ class MicroBenchmark(TrainerFeature):
         self._request = published.of(BenchmarkRequest)
         self._now_ns, self._post = now_ns, post
         self._product_ns, self._watch = product_ns, watch
-        self._handle: Removable | None = None
+        self._handle: RemovableHandle | None = None
         self._left = 0
         self._step_ns = 0
         """When the last step ended."""

@@ -68,7 +68,8 @@ class RackStateMirrors(LoopFeature):
 
     def decided(self, record: Record) -> None:
         if isinstance(record, Roster):
-            self.retired(record.retired)
+            for rack in record.retired:
+                self._drop(rack)
             return
         rules = self._store.rules
         if isinstance(record, Commit) and not rules[record.fragment].numerics.of_values:
@@ -108,16 +109,13 @@ class RackStateMirrors(LoopFeature):
             if holder_of(owner.rack, self._live_racks()) == self._me.rack:
                 self._follow(owner, share.capture_step, number)
                 continue
-            self._missed.pop(owner.rack, None)
-            if owner.rack in self._kept:
-                self._keep(owner.rack, [])
+            self._drop(owner.rack)
 
-    def retired(self, racks: Iterable[int]) -> None:
-        """Drop the mirrors of racks that will not return."""
-        for rack in racks:
-            self._missed.pop(rack, None)
-            if rack in self._kept:
-                self._keep(rack, [])
+    def _drop(self, rack: int) -> None:
+        """Drop the mirrors of a rack that will not return, or whose mirrors another rack keeps."""
+        self._missed.pop(rack, None)
+        if rack in self._kept:
+            self._keep(rack, [])
 
     def _live_racks(self) -> set[int]:
         """The live racks as far as known, including this one."""

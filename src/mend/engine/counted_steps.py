@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ WHOLE_MAX = 2**40
 """Maximum tokens, or micro-batches, of one call. An offer sums those of all steps since the last
 one, and the wire has room for 2^50."""
 
-
 NOT_HELD = contextlib.nullcontext[None]()
 
 NO_BACKWARD = -1
@@ -49,7 +47,7 @@ class CountedSteps:
         async_tp: AsyncTp,
     ) -> None:
         parameters = [*plan.parameters.values()]
-        self._module, self._names = weakref.ref(plan.module), set(plan.parameters)
+        self._exchanged = len(plan.parameters)
         self._rank, self._trainer, self._async_tp = rank, rank.trainer, async_tp
         self._tokens: int | None = None
         self._ledger = rank.settings.ledger
@@ -153,7 +151,7 @@ class CountedSteps:
     def _found(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the optimizer that trains the model, as none was given."""
         name, parameters = type(optimizer).__name__, len(held_by(optimizer))
-        self._rank.recorder.note(OptimizerFound(name, parameters, len(self._names)))
+        self._rank.recorder.note(OptimizerFound(name, parameters, self._exchanged))
 
     def _between(self) -> None:
         """Between two steps: copy the training state for a joining rack, if one waits."""

@@ -215,8 +215,6 @@ class MicroBenchmark(TrainerFeature):
         self._product_ns, self._watch = product_ns, watch
         self._handle: RemovableHandle | None = None
         self._left = 0
-        self._step_ns = 0
-        """When the last step ended."""
         self._first_ns = 0
         """When the first forward since then began; 0: there was none."""
         self._waited_ns = self._whole_ns = self._seen = 0

@@ -251,7 +251,8 @@ class Side:
                 if not plain and out_N is None:
                     live.copy_(flat.view(live.shape))
             self._end(main)
-            self._collect()
+            # Release host memory that no copy reads any more.
+            self._flying = [each for each in self._flying if not each[0].query()]
         self.forget(new)
 
     def forget(self, new: Uploaded) -> None:
@@ -301,10 +302,6 @@ class Side:
     def _keep(self, done: Any, sources: tuple[Tensor, ...]) -> None:
         """Keep host memory alive while a copy still reads it."""
         self._flying.append((done, sources))
-
-    def _collect(self) -> None:
-        """Release host memory that no copy reads any more."""
-        self._flying = [(event, kept) for event, kept in self._flying if not event.query()]
 
     def _count(self, more: int) -> None:
         self.bytes_peak = max(self.bytes_peak, self._waiting_bytes + more)

@@ -118,14 +118,12 @@ class Recut:
                 self._copy(rank, name, values, slices)
         return states, slices
 
-    def _owned_now(self, layout: Layout) -> Owned:
-        return owned_by(layout, self.sharded_now, self.now, self.rank)
-
     def _copy(self, then: int, name: str, values: Tensor, slices: dict[str, Tensor]) -> None:
         """Copy the new rank's part of an old rank's vectors: the values, then the outer states."""
         fragment = int(name.partition(".")[0])
         layout = self.layouts[fragment]
-        old, new = self.owned_then(fragment, then), self._owned_now(layout)
+        old = self.owned_then(fragment, then)
+        new = owned_by(layout, self.sharded_now, self.now, self.rank)
         if not old.numel:
             return
         if values.numel() % old.numel:

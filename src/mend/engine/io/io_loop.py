@@ -313,7 +313,10 @@ class IoLoop:
                 return
             error = future.exception()
             if error is not None and not isinstance(error, Exception):
-                error = _as_fault(error)
+                # A SystemExit or KeyboardInterrupt of a job is a fault like any other.
+                fault = RuntimeError(f"a background job was ended by {error!r}")
+                fault.__cause__ = error
+                error = fault
             self.call(lambda: done(error if error is not None else future.result()))
 
         self._worker.submit(job).add_done_callback(finish)
@@ -540,11 +543,3 @@ class IoLoop:
         if farewell is not None:
             farewell()
         self._loop.stop()
-
-
-def _as_fault(error: BaseException) -> RuntimeError:
-    """The error of a job that a SystemExit or KeyboardInterrupt has ended: for the rack it is a
-    fault like any other."""
-    fault = RuntimeError(f"a background job was ended by {error!r}")
-    fault.__cause__ = error
-    return fault

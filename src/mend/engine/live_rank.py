@@ -29,7 +29,7 @@ from mend.engine.features.eviction import startup_ns
 from mend.engine.features.followed import Readable
 from mend.engine.features.followed_log import followed_of
 from mend.engine.features.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
-from mend.engine.features.served_metrics import PUBLISH_S, ServedMetrics
+from mend.engine.features.served_metrics import ServedMetrics
 from mend.engine.hooks.model_checks import Copies, Newcomers
 from mend.engine.hooks.step_hooks import FREED
 from mend.engine.io.io_loop import IoLoop, IoLoopOptions
@@ -406,10 +406,7 @@ class LiveRank(OneTrainer):
         io_loop.every(LOOK_S, self._note_pulls)
         job, rack = self.settings.job, self.me.rack
         io_loop.observe(view, lambda asked: followed_of(job, rack, leader.log, asked))
-        if self.metrics.opened:
-            publish = partial(self.metrics.publish, partial(view, False))
-            io_loop.call(publish)
-            io_loop.every(PUBLISH_S, publish)
+        self.metrics.publish(view, io_loop)
 
     def _note_pulls(self) -> None:
         """Note the progress of pulls that other racks wait for: at once, then every NOTE_NS."""

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from mend.coordination.acceptor_host import WitnessFollower
@@ -22,7 +21,7 @@ from mend.coordination.machines import (
 )
 from mend.coordination.messages import Message, Orders, Prepare
 from mend.engine.features.followed_log import followed_of
-from mend.engine.features.served_metrics import NOWHERE, PUBLISH_S, MetricsAddress, ServedMetrics
+from mend.engine.features.served_metrics import NOWHERE, MetricsAddress, ServedMetrics
 from mend.engine.io.host import HostInterface, OtherJobs, VersionMismatches
 from mend.engine.io.io_loop import IoLoop, IoLoopOptions
 from mend.engine.loop.effects import EventQueue, Handlers
@@ -192,9 +191,7 @@ def run(
         io_loop.observe(witness.view, witness.followed)
         if metrics.port:
             served.open(metrics, {"job_id": job_id, "rack": "witness"})
-            publish = partial(served.publish, partial(witness.view, False))
-            io_loop.call(publish)
-            io_loop.every(PUBLISH_S, publish)
+            served.publish(witness.view, io_loop)
         io_loop.attach(witness)
         if on_progress:
             on_progress(

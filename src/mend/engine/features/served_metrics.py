@@ -7,8 +7,10 @@ the loop nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
+from mend.engine.io.io_loop import IoLoop
 from mend.engine.io.port_holders import open_when_free
 from mend.events.base import Emit
 from mend.events.kinds import StatusUnanswered
@@ -51,15 +53,18 @@ class ServedMetrics:
 
         open_when_free(listen, self._note, lambda: False)
 
-    @property
-    def opened(self) -> bool:
-        return self._server is not None
+    def publish(self, view: Callable[[bool], JobStatus], loop: IoLoop) -> None:
+        """Serve `view(False)`, the job as this process knows it, from now on. `view` is called on
+        the loop every PUBLISH_S. Does nothing unless `open` was called."""
+        if self._server is not None:
+            loop.call(partial(self._publish, view))
+            loop.every(PUBLISH_S, partial(self._publish, view))
 
-    def publish(self, make: Callable[[], JobStatus]) -> None:
-        """Replace the served view of the job; loop thread. Metrics must never stop training, so an
-        error of `make` is only noted, once."""
+    def _publish(self, view: Callable[[bool], JobStatus]) -> None:
+        """Replace the served view. Metrics must never stop training, so an error of `view` is only
+        noted, once."""
         try:
-            self._view = make()
+            self._view = view(False)
         except Exception as error:
             if not self._failed:
                 self._failed = True

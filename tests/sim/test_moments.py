@@ -48,5 +48,5 @@ def test_deltas_merged_by_the_rules_of_weights_would_be_seen(
 ) -> None:
     job = {"seed": 3, "moments": (12, 18), "steps": 60, "momentum": 0.5, "overlap_steps": 2}
     assert World(**job).run().problems == []
-    monkeypatch.setattr(Numerics, "for_moments", lambda self: self)
+    monkeypatch.setattr(Numerics, "of", lambda self, moments: self)
     assert any("beside the mean" in each for each in World(**job).run().problems)

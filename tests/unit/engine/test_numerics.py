@@ -460,7 +460,7 @@ def test_nothing_is_counted_without_momentum() -> None:
     for outer in (Nesterov(1.0, 0.0), Nesterov(1.0, 0.5)):
         numerics = Numerics(CODECS["float32"](), Average(), outer)
         assert numerics.signs(payload, numerics.genesis(torch.zeros(4))) == (0, 0)
-    assert numerics.for_moments().signs(payload, numerics.genesis(torch.zeros(4))) == (0, 0)
+    assert numerics.of(moments=True).signs(payload, numerics.genesis(torch.zeros(4))) == (0, 0)
 
 
 def test_the_rounds_merged_so_far_and_the_part_of_this_one_make_the_step() -> None:
@@ -615,7 +615,8 @@ def test_a_compiled_merge_holds_a_mean_whose_sum_leaves_the_range() -> None:
 @pytest.mark.parametrize("numel", [5, PORTION_NUMEL + 3])
 def test_values_of_some_racks_move_the_average_their_part_of_the_way(numel: int) -> None:
     """Last offers are merged one by one: the last rack's would replace the average of all."""
-    numerics = Numerics(CODECS["float32"](), Average(), Nesterov(1.0, 0.5), racks=4).for_moments()
+    weights = Numerics(CODECS["float32"](), Average(), Nesterov(1.0, 0.5), racks=4)
+    numerics = weights.of(moments=True)
     before, values = noise(numel, 1), [noise(numel, seed) for seed in range(2, 6)]
     anchor = numerics.genesis(before)
     payloads = [value.view(torch.uint8) for value in values]
@@ -636,7 +637,7 @@ def test_a_compiled_slice_and_a_fragment_of_values_have_the_bits_of_torch(
     numel = PORTION_NUMEL + 4096 + 77
     numerics = Numerics(CODECS["float32"](), MERGES["mean"](), Nesterov(0.7, 0.5))
     payloads = [noise(numel, seed).view(torch.uint8) for seed in range(3)]
-    moments = numerics.for_moments()
+    moments = numerics.of(moments=True)
     anchor = moments.genesis(noise(numel, 3))
     merged = by_both(monkeypatch, partial(moments.merge, payloads, WEIGHTS[1:], anchor, 1))
     out = torch.empty(numel)

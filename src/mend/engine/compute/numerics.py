@@ -100,12 +100,10 @@ class Numerics:
         """How far the racks agreed in the merges so far; the loop writes it."""
 
     def of(self, *, moments: bool) -> Numerics:
-        """This object, or `for_moments`."""
-        return self.for_moments() if moments else self
-
-    def for_moments(self) -> Numerics:
-        """The numerics of fragments of moments and running statistics, whose values are averaged as
-        fp32. Shares the buffers and the pool."""
+        """The numerics of fragments of weights: this object; or of moments and running statistics,
+        whose values are averaged as fp32. Both share the buffers and the pool."""
+        if not moments:
+            return self
         return Numerics(
             _FLOAT32, MERGES["mean"](), Replace(), staleness_max_rounds=self._staleness_max_rounds,
             racks=self.racks, shares=self,

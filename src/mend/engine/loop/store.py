@@ -50,7 +50,7 @@ def rules_of(
 ) -> list[FragmentRules]:
     """The rules of each fragment. `plain`: which of its tensors are merged by the mean whatever the
     rule; empty: none. `moments`: number of fragments of moments, the last ones."""
-    of_moments, flags = numerics.for_moments(), plain or [()] * len(owned)
+    of_moments, flags = numerics.of(moments=True), plain or [()] * len(owned)
     rules = [numerics] * (len(owned) - moments) + [of_moments] * moments
     return [
         FragmentRules(part, tensors_of(part, marked), rule)

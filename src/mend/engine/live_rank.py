@@ -99,7 +99,7 @@ class LiveRank(OneTrainer):
         the rack call it together. After a failure nothing is left running; the error is raised.
         `state_of`: makes the training state. `group`: the parts of the rack; None: its ranks."""
         self.numerics, self._ending = numerics, threading.RLock()
-        self.group = group or group_of(settings)
+        self.group = self.of_ranks = group or group_of(settings)
         self._noted_ns = dict[int, int]()
         """rack -> when its pulls were noted last."""
         with ExitStack() as undo:
@@ -431,11 +431,6 @@ class LiveRank(OneTrainer):
     def drive(self, doing: Generator[Request, Any, T]) -> T:
         """See `Driver`."""
         return self._driver.drive(doing)
-
-    @property
-    def of_ranks(self) -> RackGroup:
-        """The ranks of the rack."""
-        return self.group
 
     def each(self, doing: Callable[[Trainer], Generator[Request, Any, T]]) -> T:
         """`drive`, for the trainer of each part."""

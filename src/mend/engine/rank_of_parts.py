@@ -92,7 +92,7 @@ class RankOfParts:
         mine = [part for part, host in enumerate(hosts) if host == ranks.rank]
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
         self._meeting, self._ending = Meeting(len(mine), limit_ns / SECOND), threading.RLock()
-        begin = _nothing if plan.gpu is None else partial(torch.cuda.set_device, plan.gpu)
+        begin = partial(torch.cuda.set_device, plan.gpu) if plan.gpu is not None else None
         self._hands = [DaemonExecutor(1, f"{OWN}part-{part}", begin) for part in mine[1:]]
         self.parts: list[LiveRank] = []
         self._working: list[Future[None]] = []
@@ -219,11 +219,10 @@ class RankOfParts:
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
     ) -> PendingCheckpoint:
         """See `Runtime.checkpoint`. The script saves once per rank, with the first part."""
-        first, nothing = self._first, None if save is None else _save_nothing
 
         def make(part: LiveRank) -> PendingCheckpoint:
-            own = save if part is first else nothing
-            return part.checkpoint(folder, own, limit_ns, wait=wait)
+            saves = save is None or part is self._first
+            return part.checkpoint(folder, save if saves else _save_nothing, limit_ns, wait=wait)
 
         return self._all(make)[0]
 
@@ -265,10 +264,6 @@ def _error_of(job: Future[Any]) -> BaseException | None:
         return job.exception()
     except CancelledError:
         return Broken("this rack has left the job")
-
-
-def _nothing() -> None:
-    """The threads of parts begin with nothing."""
 
 
 def _save_nothing(_: Path) -> None:

@@ -134,7 +134,7 @@ class CheckpointWriter:
         self._group, self._rack, self._facts, self._trainer = group, rack, facts, trainer
         self._drive, self._post, self._note, self._now_ns = drive, post, note, now_ns
         self._barrier = CheckpointBarrier(trainer, post=post, note=note, now_ns=now_ns)
-        self._hands = DaemonExecutor(1, f"{OWN}checkpoint", lambda: None)
+        self._hands = DaemonExecutor(1, f"{OWN}checkpoint")
         self._beside: RackGroup | None = None
         """The collectives of the writing thread; made when first needed."""
         self._pending: PendingCheckpoint | None = None

@@ -1,8 +1,7 @@
 """Combines codec, merge rule and outer step. Runs on workers.
 
-All operations are element-wise and done block by block, so that a block stays in the cache from
-decoding to its digest. The bits do not depend on the size of a block or the number of threads: the
-only reductions are checksums, which read the bytes in order, and exact sums.
+The bits do not depend on the size of a block or the number of threads: all operations are
+element-wise, except checksums, which read the bytes in order, and exact sums.
 
 Legend: N elements of a rank's part of a fragment, n elements of a block, B payload bytes.
 """
@@ -59,9 +58,8 @@ class Numerics:
     """Codec, merge and outer step of one run. Any number of workers may share it. A part of a
     fragment is given as what the rank owns of it, or as its number of elements.
 
-    `pool`: threads that share long jobs; the bits do not depend on their number, as every operation
-    is element-wise and every digest block is within one part. `buffers`: the large vectors that are
-    kept from round to round. The training thread uses both.
+    `pool`: threads that share long jobs; every digest block is within one part. `buffers`: the
+    large vectors that are kept from round to round. The training thread uses both.
     """
 
     def __init__(

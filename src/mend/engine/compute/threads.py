@@ -30,12 +30,13 @@ def from_outside(close: Callable[[], None]) -> None:
 
 
 class DaemonExecutor:
-    """`count` threads called `name`, each of which calls `begin` first. Any thread may submit.
+    """`count` threads called `name`, each of which first calls `begin`, if there is one. Any thread
+    may submit.
 
     They start with the first job: a witness, which has no jobs, must not load what `begin` loads.
     """
 
-    def __init__(self, count: int, name: str, begin: Callable[[], None]) -> None:
+    def __init__(self, count: int, name: str, begin: Callable[[], None] | None = None) -> None:
         self._begin, self._closed = begin, False
         # Reentrant, unlike queue.Queue: a finalizer may submit from inside.
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -81,7 +82,8 @@ class DaemonExecutor:
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def _work(self) -> None:
-        self._begin()
+        if self._begin is not None:
+            self._begin()
         while (taken := self._jobs.get()) is not None:
             future, job = taken
             if not future.set_running_or_notify_cancel():

@@ -126,8 +126,7 @@ class StateExchange(TrainerFeature):
         begun_ns = self._now_ns()
         with self._clock.untimed():
             room_B, self._inbox.room_B, self._reserved = self._inbox.room_B, None, False
-            pool = self._pool.each
-            given = copy_state(self.state, step, self.replicas, room_B, pool)
+            given = copy_state(self.state, step, self.replicas, room_B, self._pool.each)
         self.give(to, step, given)
         size = given.numel() if isinstance(given, Tensor) else 0
         took_ms = (self._now_ns() - begun_ns) // MS

@@ -65,16 +65,14 @@ class Pipeline:
         """Count the bytes and note the offer."""
         size, fp32_bytes = encoded.payload.numel(), 4 * offer.delta_N.numel()
         residual = encoded.unsent / encoded.length if 0 < encoded.length < math.inf else 0.0
-        about = (offer.fragment, offer.seq, size, fp32_bytes, residual)
+        moments, exact = numerics.of_values, numerics.codec.exact
         with self._published.changed:
-            if numerics.of_values:
-                self._published.sent = self._published.sent.plus_moments(size)
-            else:
-                self._published.sent = self._published.sent.plus(size, fp32_bytes, residual)
-        if numerics.of_values:
-            self._store.host.note(OfferEncoded(*about, moments=True))
-        elif not numerics.codec.exact:
-            self._store.host.note(OfferEncoded(*about))
+            sent = self._published.sent
+            more = sent.plus_moments(size) if moments else sent.plus(size, fp32_bytes, residual)
+            self._published.sent = more
+        if moments or not exact:
+            about = (offer.fragment, offer.seq, size, fp32_bytes, residual)
+            self._store.host.note(OfferEncoded(*about, moments=moments))
 
     def fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer

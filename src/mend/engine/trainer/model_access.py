@@ -137,23 +137,23 @@ class ModelAccess:
         """Move the model to the new anchor; where it is fp32 on the CPU, in one pass. `delta_N`:
         the merged part of the own offer; None: the anchor has merged none."""
         if self.staging is not None:
-            device = self.staging.side.device
-            numel = track.owned.numel if track.shared else 0
-            room_N = torch.empty(numel, dtype=torch.float32, device=device)
-            out_N = room_N if track.shared else None
+            out_N = None
+            if track.shared:
+                numel, device = track.owned.numel, self.staging.side.device
+                out_N = torch.empty(numel, dtype=torch.float32, device=device)
             seq = track.offer.seq if delta_N is not None and track.offer is not None else 0
             self.staging.realign(fragment, track, seq, delta_N, anchor, out_N)
             if out_N is not None:
                 yield from self.write(fragment, track, out_N)
             return
-        live = None if track.shared else track.view.in_place(track.owned)
-        theta_N = torch.empty(0, dtype=torch.float32, device="cpu")
+        live, theta_N = None if track.shared else track.view.in_place(track.owned), None
         if live is None:
             theta_N = self.read(track)
+            live = [(theta_N, slice(0, track.owned.numel))]
         move = partial(self._move, track.anchor.values, delta_N, anchor.values)
-        parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
+        parts = portions(live, PORTION_NUMEL)
         self._pool.each([partial(move, pieces) for pieces in parts], compiled=True)
-        if live is None:
+        if theta_N is not None:
             yield from self.write(fragment, track, theta_N)
 
     def average(

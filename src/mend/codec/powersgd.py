@@ -167,9 +167,8 @@ class LowRank:
         factor of this side is merged, and the newest basis of the other side stays."""
         out_S.copy_(state_S)
         codec, side, after = LowRankAt(self, state_S, version), version % 2, version + 1
-        read = [codec.read(payload) for payload in payloads]
-        there = [(each, weight) for each, weight in zip(read, weights, strict=True)]
-        there = [(each, weight) for each, weight in there if each.base % 2 == side]
+        pairs = zip(map(codec.read, payloads), weights, strict=True)
+        there = [(each, weight) for each, weight in pairs if each.base % 2 == side]
         self.slot(out_S, after).copy_(self.slot(state_S, after - 2))
         if not there:
             return

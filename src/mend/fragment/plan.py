@@ -7,7 +7,7 @@ devices or hashing.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -346,10 +346,8 @@ def first_unequal_replica(ranks: Sequence[Sequence[Item]]) -> tuple[str, int, in
 def cuts_of(numels: list[int], count: int) -> list[int]:
     """count + 1 ascending tensor indices; every run between two of them holds at least one
     tensor."""
-    before = [0]
-    for numel in numels:
-        before.append(before[-1] + numel)
-    total, cuts = before[-1], [0]
+    before, cuts = [*accumulate(numels, initial=0)], [0]
+    total = before[-1]
     for fragment in range(1, count):
         possible = range(cuts[-1] + 1, len(numels) - (count - fragment) + 1)
         # Distance to the share total * fragment / count, times count: integers, so every rack cuts

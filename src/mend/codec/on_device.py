@@ -21,8 +21,6 @@ from mend.kernels import ROW_NUMEL, DeviceOfferKernel, device_offer_kernel
 ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0", "topk")
 """Codecs with such a kernel."""
 
-_NAMES = ", ".join(ON_DEVICE)
-
 MESSAGE_MAX = 400
 """Limit of the characters of a message of Triton."""
 
@@ -129,7 +127,7 @@ def device_encoder(codec: Codec, in_weights: bool = False) -> DeviceEncoder:
 
 
 def no_kernel(codec: str) -> ConfigError:
-    rule = f"has no kernel for codec={codec!r}, only for {_NAMES}"
+    rule = f"has no kernel for codec={codec!r}, only for {', '.join(ON_DEVICE)}"
     return ConfigError("encode_on", "device", rule, "Set codec to one of them, or use 'host'.")
 
 

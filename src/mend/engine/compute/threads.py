@@ -6,6 +6,7 @@ time limit.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -66,13 +67,10 @@ class DaemonExecutor:
         """Cancel jobs that have not begun, and wait for the others. Returns the names of threads
         that still work after the limit. Idempotent."""
         self._closed = True
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                break
-            if job is not None:
-                job[0].cancel()
+        with contextlib.suppress(Empty):
+            while True:
+                if (job := self._jobs.get_nowait()) is not None:
+                    job[0].cancel()
         for _ in self._threads:
             self._jobs.put(None)
         deadline_s = time.monotonic() + limit_s

@@ -156,9 +156,8 @@ def moments_of(
         if unused := [kind.state for kind in known if kind.order == order]:
             beta = "momentum" if "momentum_buffer" in unused else "betas"
             rule = f"{kinds} as configured here keeps no {ORDERS[order]} moments ({beta}=0?)"
-            raise ConfigError(
-                setting, period, rule, f"Set the optimizer's {beta}, or leave it out."
-            )
+            remedy = f"Set the optimizer's {beta}, or leave it out."
+            raise ConfigError(setting, period, rule, remedy)
         rule = f"{kinds} keeps no {ORDERS[order]} moments"
         raise ConfigError(setting, period, rule, "Leave it out.")
     return moments

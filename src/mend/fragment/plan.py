@@ -67,16 +67,14 @@ def exchanged_parameters(
     ]
     for name, parameter in found:
         if isinstance(parameter, UninitializedParameter):
-            raise ConfigError(
-                "model", name, "has no shape yet", "Run one forward pass before mend_init."
-            )
+            remedy = "Run one forward pass before mend_init."
+            raise ConfigError("model", name, "has no shape yet", remedy)
         if parameter.is_meta:
             rule = "is on the meta device and has no data"
             raise ConfigError("model", name, rule, "Call model.to_empty() and load its weights.")
         if not parameter.dtype.is_floating_point:
-            raise ConfigError(
-                "model", name, f"is {parameter.dtype}, not real floating point", "Freeze it."
-            )
+            rule = f"is {parameter.dtype}, not real floating point"
+            raise ConfigError("model", name, rule, "Freeze it.")
         if local_of(parameter).layout != torch.strided:
             rule = f"is {parameter.layout}, and only dense ones are exchanged"
             raise ConfigError("model", name, rule, "Make it dense, or a buffer.")
@@ -191,9 +189,8 @@ def check_cut(module: nn.Module, slots: Collection[object], fragments: int) -> N
     if fragments < 1:
         raise ConfigError("fragments", fragments, "must be at least 1", "4 is a good start.")
     if not slots:
-        raise ConfigError(
-            "model", type(module).__name__, "has no trainable parameter", "Unfreeze some."
-        )
+        model = type(module).__name__
+        raise ConfigError("model", model, "has no trainable parameter", "Unfreeze some.")
 
 
 def cut_layouts(

@@ -85,9 +85,8 @@ def shard_of(name: str, parameter: Tensor) -> Shard:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if any(placement.is_partial() for placement in spread.placements):
-        raise ConfigError(
-            "model", name, f"is placed {spread.placements}", "Reduce it before mend_init."
-        )
+        rule = f"is placed {spread.placements}"
+        raise ConfigError("model", name, rule, "Reduce it before mend_init.")
     shape, offset = compute_local_shape_and_global_offset(
         spread.shape, spread.device_mesh, spread.placements
     )
@@ -190,12 +189,9 @@ def holding(layout: Layout, boxes: Sequence[Sequence[Shard]], rank: int) -> Hold
                 holders[theirs[i]].append(other)
         found = sum(box.numel for box in holders)
         if found != slot.numel:
-            raise ConfigError(
-                "model",
-                slot.name,
-                f"has {slot.numel} elements, the ranks of this rack hold {found} different ones",
-                "Shard every parameter over ranks of one rack only, and over all of a mesh.",
-            )
+            rule = f"has {slot.numel} elements, the ranks of this rack hold {found} different ones"
+            remedy = "Shard every parameter over ranks of one rack only, and over all of a mesh."
+            raise ConfigError("model", slot.name, rule, remedy)
         mine = boxes[rank][i]
         team = tuple(holders.get(mine, [rank]))
         replicas.append(team)

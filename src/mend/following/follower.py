@@ -145,10 +145,7 @@ class Follower:
         for address in addresses:
             try:
                 self._client.watch(address)
-            except (
-                ConfigError,
-                TransportError,
-            ):  # named by a rack, not by the caller
+            except (ConfigError, TransportError):  # named by a rack, not by the caller
                 continue
             self._client.ask(address, question)
 

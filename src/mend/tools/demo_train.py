@@ -120,11 +120,7 @@ def train(
 def finish(model: nn.Module, held_out: Any) -> dict[str, Any]:
     """The numbers of a run with exchange, of the merged model."""
     status = require(mend.mend_shutdown(model), "mend_shutdown found no runtime")
-    return {
-        "merged_loss": held_out(),
-        "digest": status.anchor_digest,
-        "status": asdict(status),
-    }
+    return {"merged_loss": held_out(), "digest": status.anchor_digest, "status": asdict(status)}
 
 
 def parallelize(model: ByteGPT, parallel: str) -> nn.Module:

@@ -17,14 +17,7 @@ from typing import Any
 from mend.determinism.comparison import Recording, recording_of, steps_of_all
 from mend.determinism.recorder import HASH_SEED_CHOSEN
 from mend.errors import UsageError
-from mend.tools.processes import (
-    TOKEN,
-    Child,
-    Interrupts,
-    kill_orphans,
-    orphans,
-    separate_script,
-)
+from mend.tools.processes import TOKEN, Child, Interrupts, kill_orphans, orphans, separate_script
 
 POLL_S = 0.05
 FIRST_S = 2.0

@@ -108,8 +108,7 @@ def goodput_command(
         int, typer.Option(min=1, max=16, help="K, the racks that a round needs to close.")
     ] = 1,
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also draw it, as .svg, .png or .pdf."),
+        Path | None, typer.Option(metavar="FILE", help="Also draw it, as .svg, .png or .pdf.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:

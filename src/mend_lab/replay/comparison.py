@@ -120,12 +120,7 @@ class ReplayComparison:
         }
 
     def put(
-        self,
-        machine: str,
-        now_ns: int,
-        event: Event,
-        effects: Sequence[Effect],
-        error: str = "",
+        self, machine: str, now_ns: int, event: Event, effects: Sequence[Effect], error: str = ""
     ) -> None:
         """See `mend.trace.writer.Tape`. Loop thread."""
         match event:

@@ -34,14 +34,7 @@ from mend_lab.replay.comparison import (
     StateFiles,
 )
 from mend_lab.replay.coordinator import ReplayCoordinator
-from mend_lab.replay.script import (
-    APPLIED,
-    DISCARDED,
-    Act,
-    GivenState,
-    ReplayScript,
-    act_of,
-)
+from mend_lab.replay.script import APPLIED, DISCARDED, Act, GivenState, ReplayScript, act_of
 
 _LABELS = ("base", "tokens", "steps")
 

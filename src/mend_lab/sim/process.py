@@ -75,12 +75,7 @@ class MemoryTape:
         self.records: list[bytes] = []
 
     def put(
-        self,
-        machine: str,
-        now_ns: int,
-        event: Event,
-        effects: Sequence[Effect],
-        error: str = "",
+        self, machine: str, now_ns: int, event: Event, effects: Sequence[Effect], error: str = ""
     ) -> None:
         self.records.append(record_of_entry(machine, now_ns, event, effects, error))
 

@@ -17,11 +17,7 @@ from torch import nn
 from torch._inductor import config as inductor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mend.hardware.async_tp import AsyncTp, Census, tp_dimensions, tp_groups, why_not, with_census
@@ -159,9 +155,7 @@ def test_until_a_step_it_promises_nothing(switched_on: tuple[AsyncTp, list[objec
     assert inductor._micro_pipeline_tp is True
 
 
-def test_what_is_not_compiled_is_not_called_on(
-    switched_on: tuple[AsyncTp, list[object]],
-) -> None:
+def test_what_is_not_compiled_is_not_called_on(switched_on: tuple[AsyncTp, list[object]]) -> None:
     tp, notes = switched_on
     tp.stepped()
     tp.stepped()

@@ -62,17 +62,7 @@ def captured(step: int, seq: int, fragment: int = 0) -> list[ev.Event]:
     return [ev.Captured(fragment, seq, 0, step, 10, 2), ev.Encoded(fragment, seq, f"{seq:032x}")]
 
 
-LOG = (
-    FIRST,
-    commit(1, [offer(0)]),
-    commit(
-        2,
-        [
-            offer(1),
-        ],
-    ),
-    commit(3, [offer(0, 2)]),
-)
+LOG = (FIRST, commit(1, [offer(0)]), commit(2, [offer(1)]), commit(3, [offer(0, 2)]))
 MINE = [
     *captured(8, 1), ev.Applied(0, 1, 1, 10), *captured(16, 2), ev.Applied(0, 3, 2, 18),
     ev.Leaving(),

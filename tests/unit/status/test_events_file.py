@@ -305,11 +305,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH", 1)
 
 
-def test_a_long_file_loses_its_oldest_half(
-    tmp_path: Path,
-    said: Said,
-    short: None,
-) -> None:
+def test_a_long_file_loses_its_oldest_half(tmp_path: Path, said: Said, short: None) -> None:
     path = tmp_path / NAME
     file = EventsFile(path, said)
     file.put(Timed(0, ProcessStarted((1, 0), "", "job")))
@@ -351,9 +347,7 @@ def test_disk_that_is_full_when_a_file_is_halved_does_not_cost_its_first_line(
 
 
 def test_nothing_is_called_deleted_while_both_halves_are_there(
-    tmp_path: Path,
-    said: Said,
-    short: None,
+    tmp_path: Path, said: Said, short: None
 ) -> None:
     path = tmp_path / NAME
     file = EventsFile(path, said)

@@ -132,10 +132,7 @@ def test_what_the_shell_says_of_a_rack_does_not_concern_a_witness(
     ],
 )
 def test_a_wrong_option_of_the_witness_is_named_as_it_was_typed(
-    option: str,
-    value: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The error named the setting witness_addr, an argument that nobody had given.
     good = {"--bind": "tcp://127.0.0.1:21899", "--heartbeat-ms": "100"} | {option: value}

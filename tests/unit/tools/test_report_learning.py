@@ -64,10 +64,7 @@ def test_merged_value_not_lower_than_the_racks_own_proves_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("alone", "word", "first"),
-    [
-        (1.6, "merging helped", "nothing"),
-        (1.5, "did not help", "outer_optimizer_momentum, to 0"),
-    ],
+    [(1.6, "merging helped", "nothing"), (1.5, "did not help", "outer_optimizer_momentum, to 0")],
 )
 def test_run_without_exchange_of_equal_steps_answers(alone: float, word: str, first: str) -> None:
     facts = job(held_out=2.0, held_out_merged=1.5)

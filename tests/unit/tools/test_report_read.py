@@ -60,7 +60,7 @@ def test_an_event_of_another_kind_of_program_is_counted(tmp_path: Path) -> None:
     data += b'{"kind": "whatever", "time_ns": 2}\n'  # unknown kinds are of a newer mend
     assert read_run(write(tmp_path, data)).notes == [
         "events-rack0-rank0.jsonl: 2 lines are no events that this version of mend knows, and are "
-        "left out; the first: progress: Expected `int`, got `str` - at `$.step`",
+        "left out; the first: progress: Expected `int`, got `str` - at `$.step`"
     ]
 
 

@@ -29,14 +29,7 @@ from mend.config.sources import OUTCOMES
 from mend.engine.io.rack import RackGroup
 from mend.engine.state.outcome import Outcome
 from mend.engine.witness import detect_ns
-from mend.errors import (
-    ConfigError,
-    Evicted,
-    MendError,
-    StartTimeout,
-    TransportError,
-    UsageError,
-)
+from mend.errors import ConfigError, Evicted, MendError, StartTimeout, TransportError, UsageError
 from mend.events.base import LoggedEvent
 from mend.events.kinds import FetchFailed, HelloHeard, PayloadPulled, RackRefused
 from mend.events.lines import Timed, decode_line

@@ -236,7 +236,7 @@ def test_a_run_of_a_single_event_is_a_page_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [("", "has no event"), ("rubbish\n", "1 lines are no events")]
+    ("data", "said"), [("", "has no event"), ("rubbish\n", "can make no event: 1;")]
 )
 def test_a_run_without_events_is_no_page(tmp_path: Path, data: str, said: str) -> None:
     (tmp_path / "events-rack0-rank0.jsonl").write_text(data)

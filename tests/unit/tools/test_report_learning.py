@@ -102,6 +102,14 @@ def test_values_are_compared_at_equal_tokens_of_the_second_half() -> None:
     assert (found.own, found.merged, found.looks, found.lower) == (7.0, 6.5, 4, 2)
 
 
+def test_infinities_of_both_signs_have_a_mean_that_is_no_number() -> None:
+    """An exact sum of them raises, and there was no report."""
+    run = Run().both(progress(1)).both({**commit(0, 1, {0: 1, 1: 1}), "live": 2})
+    for step, word in enumerate(("0", "0", "inf", "-inf")):
+        run.both({**recorded(step), "values": dict.fromkeys(("held_out", "held_out_merged"), word)})
+    assert "model is nan, " in learning(run.both(progress(9)).ends(), {}, 0.0)[0]
+
+
 def test_falling_loss_is_no_answer() -> None:
     said = learning(job(loss=2.0), {}, 0.0)
     assert "held_out_merged" in said[0]

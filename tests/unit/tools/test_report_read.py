@@ -52,15 +52,15 @@ def test_a_torn_last_line_is_left_out_and_told(tmp_path: Path) -> None:
 def test_a_line_that_is_no_event_is_left_out(tmp_path: Path, rubbish: bytes) -> None:
     facts = read_run(write(tmp_path, line(1) + rubbish + line(2)))
     assert steps(facts) == [1, 2]
-    assert any("1 lines are no events" in note for note in facts.notes), facts.notes
+    assert any("can make no event: 1;" in note for note in facts.notes), facts.notes
 
 
 def test_an_event_of_another_kind_of_program_is_counted(tmp_path: Path) -> None:
     data = line(1) + b'{"kind": "progress", "time_ns": 2, "step": "two"}\n'
     data += b'{"kind": "whatever", "time_ns": 2}\n'  # unknown kinds are of a newer mend
     assert read_run(write(tmp_path, data)).notes == [
-        "events-rack0-rank0.jsonl: 2 lines are no events that this version of mend knows, and are "
-        "left out; the first: progress: Expected `int`, got `str` - at `$.step`"
+        "events-rack0-rank0.jsonl: lines left out, of which this version of mend can make no "
+        "event: 2; the first: progress: Expected `int`, got `str` - at `$.step`"
     ]
 
 

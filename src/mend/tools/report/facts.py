@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from msgspec import structs
@@ -35,10 +36,7 @@ PENDING_MAX = 20_000
 DIFFERENCES_MAX = 10
 ROUNDS_KEPT = 64
 OPEN_OFFERS_MAX = 100_000
-
-
-def _ratio(event: kinds.RackSlow | kinds.LinkSlow) -> float:
-    return event.ratio
+RATIO = attrgetter("ratio")
 
 
 def printable(text: str) -> str:
@@ -382,11 +380,11 @@ class Gathering:
 
     def _slow(self, source: RankFacts, time_ns: int, event: kinds.RackSlow) -> None:
         key = (event.slow_rack, event.against)
-        self.facts.slow[key] = max(self.facts.slow.get(key, event), event, key=_ratio)
+        self.facts.slow[key] = max(self.facts.slow.get(key, event), event, key=RATIO)
 
     def _slow_link(self, source: RankFacts, time_ns: int, event: kinds.LinkSlow) -> None:
         key = (event.from_rack, event.to_rack)
-        self.facts.slow_links[key] = max(self.facts.slow_links.get(key, event), event, key=_ratio)
+        self.facts.slow_links[key] = max(self.facts.slow_links.get(key, event), event, key=RATIO)
 
     def _slow_cause(self, source: RankFacts, time_ns: int, event: kinds.RackSlowCause) -> None:
         words = cause_in_words(event.cause, event.slow_rank, event.link_to)

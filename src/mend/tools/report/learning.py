@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from statistics import median_high
 from typing import NamedTuple
 
 from mend.config.pair_warnings import GAIN_SHORT_MAX, default_momentum
@@ -17,7 +18,7 @@ from mend.config.settings import OVERLAP_STEPS_DEFAULT
 from mend.engine.compute.agreement import APART
 from mend.engine.state.participation import short_of
 from mend.tools.report.facts import RankFacts, RunFacts
-from mend.tools.report.summary import steps_of
+from mend.tools.report.summary import last_tenth, mean, steps_of
 
 MERGED = "_merged"
 """What is recorded as NAME_merged is of the merged model, and NAME is of the rack."""
@@ -76,10 +77,10 @@ def compared(facts: RunFacts, alone: RunFacts | None) -> Iterator[Compared]:
         pairs = [pair for each in facts.ranks.values() for pair in _looks(each, name)]
         if not pairs:
             continue
-        own, merged = (math.fsum(column) / len(pairs) for column in zip(*pairs, strict=True))
+        own, merged = map(mean, zip(*pairs, strict=True))
         lower = sum(after < before for before, after in pairs)
-        other = _ended(alone, name) if alone and steps_of(alone) == steps_of(facts) else None
-        tail = _ended(facts, name + MERGED)
+        other = last_tenth(alone, name) if alone and steps_of(alone) == steps_of(facts) else None
+        tail = last_tenth(facts, name + MERGED)
         ended = merged if tail is None else tail
         yield Compared(name, own, merged, len(pairs), lower, ended, other)
 
@@ -93,14 +94,6 @@ def _looks(rank: RankFacts, name: str) -> list[tuple[float, float]]:
     both = zip(merged.tokens, merged.values, strict=True)
     pairs = [(at[tokens], value) for tokens, value in both if tokens in at]
     return pairs[len(pairs) // 2 :]
-
-
-def _ended(facts: RunFacts, name: str) -> float | None:
-    """The mean of the last tenth, over all ranks."""
-    values = [each.curves[name].values for each in facts.ranks.values() if name in each.curves]
-    tails = [each[-max(1, len(each) // 10) :] for each in values if each]
-    means = [math.fsum(each) / len(each) for each in tails]
-    return math.fsum(means) / len(means) if means else None
 
 
 def _in_words(found: Compared) -> Iterator[str]:
@@ -208,7 +201,7 @@ def _agreed(facts: RunFacts) -> Iterator[str]:
 def _racks(facts: RunFacts) -> int:
     """The usual number of racks in a round."""
     merged = [racks for (racks, _), count in facts.turnout.items() for _ in range(count)]
-    return sorted(merged)[len(merged) // 2] if merged else len(facts.racks)
+    return median_high(merged) if merged else len(facts.racks)
 
 
 # ------------------------------------------------------------------ what to change

@@ -41,11 +41,6 @@ class Run:
         return {rack: summary.total(self.facts, rack) for rack in self.facts.racks}
 
     @property
-    def fact_lists(self) -> list[tuple[str, list[summary.Fact]]]:
-        """Lists of facts, each with its title; one without facts is left out."""
-        return [("Rounds", summary.tiles(self.facts, self.totals))]
-
-    @property
     def learning(self) -> list[str]:
         """Whether merging helped, in sentences."""
         stall = summary.worst_stall(self.totals)

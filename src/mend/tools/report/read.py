@@ -132,8 +132,8 @@ def _notes(damages: dict[Path, Damage], left_out: int, earlier: int) -> list[str
             )
         if damage.lines:
             notes.append(
-                f"{path.name}: {damage.lines} lines are no events that this version of mend knows, "
-                f"and are left out; the first: {damage.why}"
+                f"{path.name}: lines left out, of which this version of mend can make no event: "
+                f"{damage.lines}; the first: {damage.why}"
             )
     if left_out:
         notes.append(f"{left_out} event files of higher ranks are not read ({FILES_MAX} at most)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from statistics import median_high
 from typing import NamedTuple
 
 from mend.config import describe
@@ -108,14 +109,16 @@ def wall_s(facts: RunFacts) -> float:
     return max(0.0, (facts.end_ns - facts.begin_ns) / SECOND)
 
 
-def loss_of(facts: RunFacts) -> float | None:
-    """The newest smoothed loss: mean of the last tenth of every curve."""
-    tails = []
-    for each in facts.ranks.values():
-        if "loss" in each.curves and (values := each.curves["loss"].values):
-            tail = values[-max(1, len(values) // 10) :]
-            tails.append(sum(tail) / len(tail))
-    return sum(tails) / len(tails) if tails else None
+def last_tenth(facts: RunFacts, name: str) -> float | None:
+    """The mean over all ranks of the last tenth of what they have recorded."""
+    values = [each.curves[name].values for each in facts.ranks.values() if name in each.curves]
+    tails = [each[-max(1, len(each) // 10) :] for each in values if each]
+    return mean([mean(each) for each in tails]) if tails else None
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of any floats: `statistics.fmean` raises for infinities of both signs."""
+    return sum(values) / len(values)
 
 
 # ------------------------------------------------------------------ verdicts and tiles
@@ -205,16 +208,16 @@ def alone_of(runs: Iterable[tuple[str, RunFacts, dict[int, Total]]]) -> Alone | 
     found = None
     for name, facts, totals in runs:
         if totals and not facts.exchange:
-            found = Alone(name, loss_of(facts), _steps(totals), _speed(totals))
+            found = Alone(name, last_tenth(facts, "loss"), steps_of(facts), _speed(totals))
     return found
 
 
 def headline(facts: RunFacts, totals: dict[int, Total], alone: Alone | None) -> list[Fact]:
     """Loss, speed and bytes, each against what a reader compares it with."""
     found = []
-    if (loss := loss_of(facts)) is not None:
+    if (loss := last_tenth(facts, "loss")) is not None:
         more = "mean of the last tenth, as recorded"
-        if facts.exchange and alone and alone.loss and alone.steps == _steps(totals):
+        if facts.exchange and alone and alone.loss and alone.steps == steps_of(facts):
             change = f"{loss / alone.loss - 1:+.1%} against {alone.loss:.4f}"
             more = f"{change} without exchange, at equal steps; {more}"
         found.append(Fact("Loss", f"{loss:.4f}", more))
@@ -233,16 +236,12 @@ def headline(facts: RunFacts, totals: dict[int, Total], alone: Alone | None) -> 
 def _bytes_of(facts: RunFacts, totals: dict[int, Total], sent: int) -> str:
     """`sent` against a ring all-reduce of fp32 gradients between the racks after every step."""
     others = max(0, len(totals) - 1)
-    ring_bytes = 2 * others * FP32_BYTES * facts.elements * _steps(totals)
+    ring_bytes = 2 * others * FP32_BYTES * facts.elements * steps_of(facts)
     if not ring_bytes:
         return f"{short(sent / max(wall_s(facts), 1e-9))}B/s, all racks"
     times, way = (ring_bytes / sent, "less") if ring_bytes >= sent else (sent / ring_bytes, "more")
     figure = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
     return f"{figure} times {way} than an fp32 all-reduce of every step: {short(ring_bytes)}B"
-
-
-def _steps(totals: dict[int, Total]) -> int:
-    return max((one.steps for one in totals.values()), default=0)
 
 
 def steps_of(facts: RunFacts) -> int:
@@ -268,7 +267,7 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[Fact]:
         ]
     size, fp32_bytes = facts.offered
     if size:
-        residual = middle(facts.residuals.values) or 0.0
+        residual = median_high(facts.residuals.values)
         way = "less" if size <= fp32_bytes else "more"
         saved = f"{short(abs(fp32_bytes - size))}B {way} per receiver than fp32"
         found += [
@@ -295,13 +294,7 @@ def worst_stall(totals: dict[int, Total]) -> float:
 
 def round_time(facts: RunFacts) -> str:
     """The median from a rack's capture to the decision; "-" where none was captured."""
-    median_s = middle(facts.waits.values)
-    return "-" if median_s is None else duration(median_s)
-
-
-def middle(values: Sequence[float]) -> float | None:
-    """The upper of the two middle values where their number is even."""
-    return sorted(values)[len(values) // 2] if values else None
+    return duration(median_high(waits)) if (waits := facts.waits.values) else "-"
 
 
 def extent(facts: RunFacts, totals: dict[int, Total]) -> str:

@@ -108,17 +108,13 @@ def test_a_missing_step_is_a_difference(folder: Path) -> None:
 )
 def test_rounds_that_differ_are_seen(folder: Path, other: list[dict[str, Any]]) -> None:
     write_events(folder / OVERLAPPED, other)
-    assert failed(folder) == [
-        "blocking and overlapped decide the same rounds, with the same digests"
-    ]
+    assert failed(folder) == [SAME_ROUNDS]
 
 
 def test_runs_without_any_commit_are_not_called_equal(folder: Path) -> None:
     write_events(folder / BLOCKING, [])
     write_events(folder / OVERLAPPED, [])
-    assert failed(folder) == [
-        "blocking and overlapped decide the same rounds, with the same digests"
-    ]
+    assert failed(folder) == [SAME_ROUNDS]
 
 
 def test_time_reason_and_order_of_fragments_do_not_tell_models_apart(folder: Path) -> None:

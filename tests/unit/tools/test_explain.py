@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import NamedTuple
 
 import pytest
 
 from mend.errors import ConfigError
 from mend.tools.explain import chosen, left_out, overview, sentences
 from mend.tools.trace_timeline import RoundFacts, Story, newest_job, story_of
-from mend.trace.format import Entry, Header
 from mend.types import MS, SECOND, WITNESS
-from mend_lab.sim import World
 from mend_lab.sim.scenario import Fault, Scenario
+from tests.unit.tools.simulated import tapes
 
 CALM = Scenario(steps=(24, 24))
 SLOW = Scenario(steps=(36, 24), step_ns=(50 * MS, 75 * MS), grace_ns=0)
@@ -29,22 +27,11 @@ NAN = Scenario(steps=(24, 24), non_finite=((1, 6),))
 
 @cache
 def told(scenario: Scenario, coordinator: bool = True) -> Story:
-    world = World(scenario, record=True)
-    world.run()
-    processes = [
-        p for p in world.processes() if coordinator or (p.me.rack != WITNESS and p.me.rank == 0)
-    ]
     return story_of(
-        (
-            Header(
-                job="sim", rack=p.me.rack, rank=p.me.rank, parts=p.tape.parts,
-                mono_ns=p.clock_ns, payload_bytes=(1_000_000,) * scenario.fragments,
-            ),
-            p.tape.entries(),
-        )
-        for p in processes
-        if p.tape is not None
-    )  # fmt: skip
+        (tape.header, tape.entries())
+        for tape in tapes(scenario)
+        if coordinator or (tape.header.rack != WITNESS and tape.header.rank == 0)
+    )
 
 
 def reasons(story: Story, rack: int) -> list[str]:
@@ -54,33 +41,6 @@ def reasons(story: Story, rack: int) -> list[str]:
         for made in story.decided
         if made.commit is not None and rack not in {s.member.rack for s in made.commit.members}
     ]
-
-
-class Tape(NamedTuple):
-    """As it was read."""
-
-    header: Header
-    all: list[Entry]
-
-    def entries(self) -> list[Entry]:
-        return self.all
-
-
-def tapes(scenario: Scenario, wall_ns: int) -> list[Tape]:
-    """Of all processes of a job that was begun then."""
-    world = World(scenario, record=True)
-    world.run()
-    about = {"payload_bytes": (1_000_000,) * scenario.fragments, "wall_ns": wall_ns}
-    return [
-        Tape(
-            Header(
-                job="sim", rack=p.me.rack, rank=p.me.rank, parts=p.tape.parts,
-                mono_ns=p.clock_ns, **about,
-            ),
-            [*p.tape.entries()],
-        )
-        for p in world.processes() if p.tape is not None
-    ]  # fmt: skip
 
 
 def test_of_several_jobs_in_one_folder_the_newest_is_told() -> None:

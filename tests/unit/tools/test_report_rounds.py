@@ -9,10 +9,9 @@ import pytest
 
 from mend.tools.report.rounds import PHASES, ROUNDS_SHOWN, Bar, Rounds, measure, rounds_of
 from mend.tools.trace_timeline import Story, story_of
-from mend.trace.format import Header
 from mend.types import MS, WITNESS
-from mend_lab.sim import World
 from mend_lab.sim.scenario import Scenario
+from tests.unit.tools.simulated import tapes
 
 CALM = Scenario(steps=(60, 60))
 SLOW = Scenario(steps=(60, 60), step_ns=(50 * MS, 65 * MS))
@@ -21,24 +20,7 @@ SLOW = Scenario(steps=(60, 60), step_ns=(50 * MS, 65 * MS))
 
 @cache
 def told(scenario: Scenario) -> Story:
-    world = World(scenario, record=True)
-    world.run()
-    config = {
-        "fragments": scenario.fragments,
-        "sync_period_steps": scenario.period_steps,
-        "overlap_steps": scenario.overlap_steps,
-    }
-    return story_of(
-        (
-            Header(
-                job="sim", rack=p.me.rack, rank=p.me.rank, parts=p.tape.parts,
-                mono_ns=p.clock_ns, config=config,
-            ),
-            p.tape.entries(),
-        )
-        for p in world.processes()
-        if p.tape is not None
-    )  # fmt: skip
+    return story_of((tape.header, tape.entries()) for tape in tapes(scenario))
 
 
 def measured(scenario: Scenario) -> Rounds:

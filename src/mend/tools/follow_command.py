@@ -57,7 +57,7 @@ def follow_command(
     from mend.tools.follow import follow
     from mend.tools.top.run import addresses_in_force
 
-    given = list(dict.fromkeys(addresses or ())) or addresses_in_force()
+    given = addresses_in_force(addresses or ())
     files = VersionFiles(to, keep)
     follower = follower_of(given, key_file, job_id, every, wait)
     raise typer.Exit(follow(follower, files, once=once))

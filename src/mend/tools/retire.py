@@ -9,17 +9,13 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from typing import NamedTuple
 
-from mend.config.keyfile import secrets_in_force
-from mend.config.sources import socks_proxy_in_force
 from mend.coordination import wire
 from mend.coordination.messages import Envelope, Retire
-from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
+from mend.status.messages import JobStatus, RackSeen
 from mend.tools.top.picture import Answer, worth
-from mend.tools.top.run import STRAGGLER_S, Wanted, Watch, addresses_in_force, sigterm_exits
-from mend.transport.status_client import StatusClient
+from mend.tools.top.run import STRAGGLER_S, Wanted, Watch, watching
 from mend.types import PERSON, WITNESS, rack_name
 
 ASK_S = 0.25
@@ -33,13 +29,9 @@ INTERRUPTED = 130
 
 def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> int:
     """Returns the exit status. Raises ConfigError for what is no address."""
-    asked = list(dict.fromkeys(addresses)) or addresses_in_force()
-    wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S)
-    client = StatusClient(VIEW_BYTES_MAX, secrets_in_force(), socks_proxy_in_force())
-    with closing(client) as onlooker, sigterm_exits():
-        watch = Watch(onlooker, wanted, asked)
+    with watching(Wanted(addresses, job, ASK_S, True, False, FIRST_S)) as watch:
         try:
-            return _retire(rack, watch, onlooker, wait_s)
+            return _retire(rack, watch, wait_s)
         except KeyboardInterrupt:
             print(
                 "mend retire: interrupted; what was declared before stays declared", file=sys.stderr
@@ -47,7 +39,7 @@ def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> in
             return INTERRUPTED
 
 
-def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> int:
+def _retire(rack: int, watch: Watch, wait_s: float) -> int:
     watch.gather(FIRST_S, ASK_S)
     answers = live_answers(watch.answers())
     if not answers:
@@ -68,7 +60,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
     end, found = time.monotonic() + wait_s, Outcome("", final=False, accepted=False)
     while time.monotonic() < end:
         for answer in answers:
-            onlooker.ask(answer.address, frame)
+            watch.client.ask(answer.address, frame)
         watch.listen(ASK_S / 2)
         watch.ask()
         watch.listen(ASK_S)
@@ -163,7 +155,7 @@ def outcome(answers: Sequence[Answer], rack: int, life: int) -> Outcome:
         return Outcome(again, final=False, accepted=False)
     here = {view.rack for view in views}
     missing = [s.rack for s in first.racks if s.rack not in here | {*first.retired}]
-    said = f"rack {rack} is retired ({', '.join(noted)} know it)"
+    said = f"rack {rack} is retired ({', '.join(noted)} know{'s' * (len(noted) == 1)} it)"
     if missing:
         racks = ", ".join(map(str, missing))
         each = " and ".join(f"`mend retire {r}`" for r in missing)

@@ -81,7 +81,7 @@ def test_it_names_who_else_is_missing_for_a_quorum() -> None:
     told, final, _ = outcome([left], 1, DEAD)
     assert final
     assert told == (
-        "rack 1 is retired (rack 2 know it); there is no quorum without 0: start it again, or "
+        "rack 1 is retired (rack 2 knows it); there is no quorum without 0: start it again, or "
         "`mend retire 0`"
     )
 

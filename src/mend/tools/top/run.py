@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
@@ -58,8 +58,8 @@ class Wanted:
 class Watch:
     """The answers so far, by address. Addresses that they name are asked as well."""
 
-    def __init__(self, onlooker: StatusClient, wanted: Wanted, addresses: list[str]) -> None:
-        self._onlooker, self._wanted, self._given = onlooker, wanted, addresses
+    def __init__(self, client: StatusClient, wanted: Wanted, addresses: list[str]) -> None:
+        self.client, self._wanted, self._given = client, wanted, addresses
         self._question = encode_look(Look(wanted.job))
         self._heard: dict[str, tuple[JobStatus, float]] = {}
         self._named: dict[str, tuple[str, ...]] = {}
@@ -71,7 +71,7 @@ class Watch:
         """Of the newest picture of a job that runs."""
         self._met = set(addresses)
         for address in addresses:
-            onlooker.watch(address)
+            client.watch(address)
 
     def asked(self) -> list[str]:
         """Return the given addresses, and those of the racks in the newest rosters."""
@@ -81,13 +81,13 @@ class Watch:
 
     def ask(self) -> None:
         for address in self.asked():
-            self._onlooker.ask(address, self._question)
+            self.client.ask(address, self._question)
 
     def listen(self, limit_s: float) -> None:
         """Take in what comes until the limit, or the job is over; with --once until all are in."""
         end = time.monotonic() + limit_s
         while (left_s := end - time.monotonic()) > 0 and not self.over:
-            for address, frame in self._onlooker.collect(left_s):
+            for address, frame in self.client.collect(left_s):
                 self._take(address, frame)
             if self._wanted.once and self.complete:
                 return
@@ -126,11 +126,11 @@ class Watch:
         """An address that a View named; one that is none is not the user's mistake."""
         self._met.add(address)
         try:
-            self._onlooker.watch(address)
+            self.client.watch(address)
         except (ConfigError, TransportError):
             self._aliases.add(address)
             return
-        self._onlooker.ask(address, self._question)
+        self.client.ask(address, self._question)
 
     @property
     def complete(self) -> bool:
@@ -159,16 +159,13 @@ class Watch:
         found = []
         for address in dict.fromkeys((*asked, *gone)):
             view, at = self._heard.get(address, (None, now))
-            found.append(Answer(address, view, now - at, self._onlooker.way(address).value))
+            found.append(Answer(address, view, now - at, self.client.way(address).value))
         return found
 
 
 def top(wanted: Wanted) -> int:
     """Returns the exit status. Raises ConfigError for what is no address."""
-    addresses = list(dict.fromkeys(wanted.addresses)) or addresses_in_force()
-    client = StatusClient(VIEW_BYTES_MAX, secrets_in_force(), socks_proxy_in_force())
-    with closing(client) as onlooker, sigterm_exits():
-        watch = Watch(onlooker, wanted, addresses)
+    with watching(wanted) as watch:
         try:
             return _once(watch, wanted) if wanted.once else _forever(watch, wanted)
         except KeyboardInterrupt:
@@ -178,10 +175,22 @@ def top(wanted: Wanted) -> int:
             return 0
 
 
-def addresses_in_force() -> list[str]:
-    """Return the addresses in the environment and the file that MEND_CONFIG names."""
+@contextmanager
+def watching(wanted: Wanted) -> Iterator[Watch]:
+    """A watch of the wanted addresses, closed at the end of the `with`; SIGTERM ends it as Ctrl-C
+    does. Raises ConfigError for what is no address."""
+    client = StatusClient(VIEW_BYTES_MAX, secrets_in_force(), socks_proxy_in_force())
+    with closing(client), sigterm_exits():
+        yield Watch(client, wanted, addresses_in_force(wanted.addresses))
+
+
+def addresses_in_force(given: Sequence[str] = ()) -> list[str]:
+    """Return the given addresses, each once; without one those in the environment and the file that
+    MEND_CONFIG names."""
     from mend.config.origins import in_force
 
+    if given:
+        return list(dict.fromkeys(given))
     config, named = in_force()
     if not {each.field for each in named} & {"sideband_peers", "witness_addr", "racks"}:
         return [DEFAULT]

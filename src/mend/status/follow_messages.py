@@ -13,11 +13,12 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.msgpack import Decoder
 
 from mend.consensus.records import U16, Count, Digests, Hex, Text, Versions, Where, WireStruct
 from mend.coordination import wire
 from mend.errors import WireError
-from mend.status.messages import HEAD, LOOK_BYTES_MAX, JobName, Look
+from mend.status.messages import HEAD, LOOK_BYTES_MAX, JobName, Look, decoded
 from mend.types import Address
 
 ANSWER_BYTES_MAX = wire.FRAME_BYTES_MAX
@@ -113,10 +114,9 @@ class Parts(WireStruct, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_asked = msgspec.msgpack.Decoder(Look | Follow)
-_followed = msgspec.msgpack.Decoder(Followed)
-_parts = msgspec.msgpack.Decoder(Parts)
-_ERRORS = (msgspec.DecodeError, ValueError, RecursionError, OverflowError)
+_asked: Decoder[Look | Follow] = Decoder(Look | Follow)
+_followed = Decoder(Followed)
+_parts = Decoder(Parts)
 
 
 def encode_follow(follow: Follow) -> bytes:
@@ -134,20 +134,13 @@ def encode_followed(followed: Followed) -> bytes:
 def decode_asked(frame: bytes) -> Look | Follow:
     """Decode the question of a client. Raises WireError and nothing else, whatever the bytes."""
     body = wire.body_of(frame, HEAD, LOOK_BYTES_MAX)
-    try:
-        found: Look | Follow = _asked.decode(body)
-    except _ERRORS as error:
-        raise WireError(f"not a message of status clients: {error}") from error
-    return found
+    return decoded(_asked, body, "a message of status clients")
 
 
 def decode_followed(frame: bytes) -> Followed:
     """Raises WireError and nothing else, whatever the bytes."""
     body = wire.body_of(frame, HEAD, ANSWER_BYTES_MAX)
-    try:
-        return _followed.decode(body)
-    except _ERRORS as error:
-        raise WireError(f"not an answer for a follower: {error}") from error
+    return decoded(_followed, body, "an answer for a follower")
 
 
 def encode_parts(parts: Parts) -> bytes:
@@ -156,7 +149,4 @@ def encode_parts(parts: Parts) -> bytes:
 
 def decode_parts(data: bytes | memoryview) -> Parts:
     """Raises WireError and nothing else, whatever the bytes."""
-    try:
-        return _parts.decode(data)
-    except _ERRORS as error:
-        raise WireError(f"not a layout of a rank: {error}") from error
+    return decoded(_parts, data, "a layout of a rank")

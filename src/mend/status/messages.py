@@ -12,15 +12,18 @@ job; what does not fit is only counted.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.msgpack import Decoder
 
 from mend.consensus.records import U16, Count, Racks, WireStruct
 from mend.coordination import wire
 from mend.coordination.messages import FailSlow
 from mend.errors import WireError
+
+T = TypeVar("T")
 
 VERSION = 3
 HEAD = b"mno" + bytes([VERSION])
@@ -199,7 +202,7 @@ class JobStatus(WireStruct, frozen=True, tag=2):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_views = msgspec.msgpack.Decoder(JobStatus)
+_views = Decoder(JobStatus)
 
 
 def encode_look(look: Look) -> bytes:
@@ -217,10 +220,15 @@ def encode_view(view: JobStatus) -> bytes:
 def decode_view(frame: bytes) -> JobStatus:
     """Decode a status. Raises WireError and nothing else, whatever the bytes."""
     body = wire.body_of(frame, HEAD, VIEW_BYTES_MAX)
+    return decoded(_views, body, "a message of status clients")
+
+
+def decoded(decoder: Decoder[T], body: bytes | memoryview, kind: str) -> T:
+    """Decode a body; `kind` names what it should be. Raises WireError and nothing else."""
     try:
-        return _views.decode(body)
+        return decoder.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
-        raise WireError(f"not a message of status clients: {error}") from error
+        raise WireError(f"not {kind}: {error}") from error
 
 
 def short(text: str) -> str:

@@ -142,14 +142,15 @@ _Candidate = Annotated[
     typer.Option(help="The only candidate (the witness has the number after the racks); -1: any."),
 ]
 _Twins = Annotated[
-    int, typer.Option(help="Racks that are started again while their former process still runs.")
+    int,
+    typer.Option(min=0, help="Racks that are started again while their former process runs on."),
 ]
-_Votes = Annotated[int, typer.Option(help="Members whose seat or vote one roster may change.")]
-
-
+_Votes = Annotated[
+    int, typer.Option(min=0, help="Members whose seat or vote one roster may change.")
+]
 _Founding = Annotated[bool, typer.Option(help="Check how a job begins, not how it goes on.")]
 _Questions = Annotated[
-    int, typer.Option(help="With --founding: repeated questions of a live founder.")
+    int, typer.Option(min=0, help="With --founding: repeated questions of a live founder.")
 ]
 
 
@@ -158,11 +159,13 @@ def explore_command(
     members: Annotated[
         str, typer.Option(help="Racks from 0 on, and the witness if there is one.")
     ] = "0,1,witness",
-    rounds: Annotated[int, typer.Option(help="Versions that can be committed.")] = 1,
-    ballots: Annotated[int, typer.Option(help="Attempts to take over.")] = 1,
-    crashes: Annotated[int, typer.Option(help="Members that die.")] = 1,
-    rosters: Annotated[int, typer.Option(help="Changes of the roster.")] = 0,
-    attempts: Annotated[int, typer.Option(help="Merges requested per version and ballot.")] = 1,
+    rounds: Annotated[int, typer.Option(min=0, help="Versions that can be committed.")] = 1,
+    ballots: Annotated[int, typer.Option(min=0, help="Attempts to take over.")] = 1,
+    crashes: Annotated[int, typer.Option(min=0, help="Members that die.")] = 1,
+    rosters: Annotated[int, typer.Option(min=0, help="Changes of the roster.")] = 0,
+    attempts: Annotated[
+        int, typer.Option(min=0, help="Merges requested per version and ballot.")
+    ] = 1,
     twins: _Twins = 0,
     votes: _Votes = 1,
     demotions: _Demotions = False,
@@ -201,18 +204,10 @@ def explore_command(
         numbers = {"crashes": crashes, "questions": questions, "ballots": ballots, "rounds": rounds}
         raise typer.Exit(explore(founding_of(members, **numbers), limit, Console()))
     bounds = bounds_of(
-        members,
-        rounds=rounds,
-        ballots=ballots,
-        crashes=crashes,
-        rosters=rosters,
-        attempts=attempts,
-        twins=twins,
-        votes=votes,
-        demotions=demotions,
-        demoted=demoted,
+        members, rounds=rounds, ballots=ballots, crashes=crashes, rosters=rosters,
+        attempts=attempts, twins=twins, votes=votes, demotions=demotions, demoted=demoted,
         candidate=candidate,
-    )
+    )  # fmt: skip
     raise typer.Exit(explore(bounds, limit, Console()))
 
 

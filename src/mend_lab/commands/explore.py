@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
 
 from rich.console import Console
 
@@ -20,17 +19,18 @@ WITNESS_NAME = "witness"
 def bounds_of(members: str, *, demotions: bool = False, **numbers: int) -> Bounds:
     """`members` as typed: racks ascending from 0, and the witness. Raises ConfigError."""
     racks, witness = _members_of(members)
-    nodes = {name: numbers.get(name, NOBODY) for name in ("demoted", "candidate")}
-    counts = {field.name: numbers.get(field.name, 0) for field in fields(Bounds)}
-    _refuse_negative(**{name: count for name, count in counts.items() if name not in nodes})
-    for name, node in nodes.items():
-        if not NOBODY <= node < racks + (witness and name == "candidate"):
+    bounds = Bounds(racks=racks, witness=witness, demotions=demotions, **numbers)
+    demoted, candidate = bounds.demoted, bounds.candidate
+    for name, node, count in (
+        ("demoted", demoted, racks),
+        ("candidate", candidate, racks + witness),
+    ):
+        if not NOBODY <= node < count:
             raise ConfigError(name, node, "is not a member", "Give a member, or -1.")
-    lone = nodes["demoted"] != NOBODY
-    if lone and not (demotions and witness and numbers.get("rosters", 0) > 0):
+    if demoted != NOBODY and not (demotions and witness and bounds.rosters > 0):
         remedy = "Also give --demotions, --rosters and a witness."
-        raise ConfigError("demoted", nodes["demoted"], "no roster can take its vote", remedy)
-    return Bounds(racks=racks, witness=witness, demotions=demotions, **numbers)
+        raise ConfigError("demoted", demoted, "no roster can take its vote", remedy)
+    return bounds
 
 
 def founding_of(
@@ -38,7 +38,6 @@ def founding_of(
 ) -> Founding:
     """Return the bounds of `--founding`. Raises ConfigError."""
     racks, witness = _members_of(members)
-    _refuse_negative(crashes=crashes, questions=questions, ballots=ballots, rounds=rounds)
     return Founding(
         racks=racks,
         witness=witness,
@@ -57,12 +56,6 @@ def _members_of(members: str) -> tuple[int, bool]:
         remedy = "Give 0,1 or 0,1,witness or 0,1,2, up to four racks."
         raise ConfigError("members", members, "must list the racks from 0 on", remedy)
     return len(racks), witness
-
-
-def _refuse_negative(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 0:
-            raise ConfigError(name, number, "is negative", "Give 0 or more.")
 
 
 def explore(bounds: Bounds | Founding, limit: int | None, console: Console) -> int:

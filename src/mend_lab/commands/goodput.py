@@ -13,7 +13,7 @@ time in which the group runs,
     p = 1 / (1 + a (1 + q p)),   goodput = p (1 - slices that are out)
 
 as p is also the chance that the group runs when a slice returns. Racks stop each for themselves, so
-the goodput of M racks is that of one group of N / M chips. tests/unit/tools/test_goodput.py
+the goodput of M racks is that of one group of N / M chips. tests/unit/lab/test_goodput.py
 compares this with an account of the same failure by failure.
 """
 

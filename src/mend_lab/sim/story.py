@@ -17,6 +17,7 @@ LINES_MAX = 60
 """Limit on the lines about events; more are cut in the middle."""
 
 PROBLEMS_MAX = 6
+TEXT_MAX = 400
 
 
 def setup(scenario: Scenario) -> str:
@@ -92,7 +93,7 @@ def _event(me: Peer, event: LoggedEvent) -> str:
         return ""
     if isinstance(event, kinds.RackSilent | kinds.RackBack) and not leads:
         return ""
-    return f"{who}: {_value(event.sentence(), 400)}"
+    return f"{who}: {_cut(event.sentence())}"
 
 
 def _commit(event: kinds.RoundCommitted) -> str:
@@ -110,7 +111,7 @@ def tell(world: World, report: SimulationReport) -> str:
     seconds = report.virtual_ns / SECOND
     end = [f"After {seconds:.2f} virtual seconds and {report.commits} commits:"]
     problems = list(dict.fromkeys(report.problems))
-    end += [f"  broken: {_value(problem, 400)}" for problem in problems[:PROBLEMS_MAX]]
+    end += [f"  broken: {_cut(problem)}" for problem in problems[:PROBLEMS_MAX]]
     if len(problems) > PROBLEMS_MAX:
         end.append(f"  and {len(problems) - PROBLEMS_MAX} more, which may follow from these.")
     if not report.problems:
@@ -132,9 +133,8 @@ def _list(values: list[int]) -> str:
     return ", ".join(map(str, values))
 
 
-def _value(value: object, length_max: int = 120) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return text if len(text) <= length_max else text[: length_max - 3] + "..."
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 3] + "..."
 
 
 def _capital(text: str) -> str:

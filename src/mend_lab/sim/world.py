@@ -11,7 +11,7 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -126,13 +126,13 @@ class SimulationReport:
     """The result of a run. `problems` is empty when every invariant held."""
 
     scenario: Scenario
-    problems: list[str] = field(default_factory=list)
-    commits: int = 0
-    finished: bool = False
-    virtual_ns: int = 0
-    events: int = 0
-    trace: str = ""
-    felt: Counter[str] = field(default_factory=Counter)
+    problems: list[str]
+    commits: int
+    finished: bool
+    virtual_ns: int
+    events: int
+    trace: str
+    felt: Counter[str]
     """kind of fault -> how often it made a difference."""
 
 
@@ -189,16 +189,12 @@ class World(Writer):
         limit_ns += 10 * max(SHUTDOWN_NS, scenario.shutdown_ns)
         until = self._over_or_broken if first else self._over
         finished, fell = self._run_loop(until, limit_ns)
-        report = SimulationReport(
-            scenario, finished=finished, virtual_ns=self.loop.now_ns, events=self.loop.taken
-        )
-        report.commits = len(self.checkers.commits)
-        report.trace = self.checkers.trace()
-        report.felt = self.broken.felt
-        report.problems = (
-            [*self.checkers.problems, fell] if fell else self.checkers.verdict(self, finished)
-        )
-        return report
+        checkers = self.checkers
+        problems = [*checkers.problems, fell] if fell else checkers.verdict(self, finished)
+        return SimulationReport(
+            scenario, problems, len(checkers.commits), finished, self.loop.now_ns, self.loop.taken,
+            checkers.trace(), self.broken.felt,
+        )  # fmt: skip
 
     def _run_loop(self, until: Callable[[], bool], limit_ns: int) -> tuple[bool, str]:
         """Whether all ended, and the exception of the simulated code, if there was one."""

@@ -1147,12 +1147,8 @@ class LinkSlow(WarningEvent, frozen=True, tag="slow-link"):
     mb_s: float
 
     def sentence(self) -> str:
-        return (
-            f"the link {self.from_rack} -> {self.to_rack} is slow: pulls by rank {self.rank} of "
-            f"rack {self.to_rack} take {self.ratio}x the time per byte of its own past, since its "
-            f"step {self.since_step}; found at step {self.step}, {100 * self.probability:.2f} % "
-            f"sure; {self.mb_s} MB/s"
-        )
+        sure = f"{100 * self.probability:.2f} % sure"
+        return f"{super().sentence()}; found at step {self.step}, {sure}; {self.mb_s} MB/s"
 
 
 class LinkSlowOver(LoudEvent, frozen=True, tag="slow-link-over"):

@@ -15,6 +15,7 @@ import functools
 import logging
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from xml.parsers import expat
 
@@ -249,10 +250,8 @@ class _Reader:
 
 def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     """Length of the common prefix."""
-    return next(
-        (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-        min(len(one), len(other)),
-    )
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return len([*same])
 
 
 def _whole(text: str | None) -> int | None:

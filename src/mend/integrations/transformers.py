@@ -85,23 +85,15 @@ class MendCallback(Member, TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._end_or_save(args, state, control, kwargs["model"])
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._end_or_save(args, state, control, kwargs["model"])
-
-    def _end_or_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any
-    ) -> None:
         """Called before the Trainer evaluates and saves, so that it sees the state of the job at
         this step."""
         if control.should_training_stop:
-            self._member.end(model)
+            self._member.end(kwargs["model"])
         elif control.should_save and self.runtime is not None:
             self._saved = _job_folder(args, state)
             self._member.checkpoint(self._saved)
+
+    on_epoch_end = on_step_end
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

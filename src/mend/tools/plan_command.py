@@ -156,7 +156,6 @@ def row_data(row: Choice) -> dict[str, Any]:
     of one rank; loss is percent above data parallel (plan_loss)."""
     return {
         **settings(row),
-        "codec": row.config.codec,
         "fits": row.fits,
         "utilisation": row.utilisation,
         "link_busy": row.link_busy,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mend.tools.report.rounds import PHASES, ROUNDS_SHOWN, Bar, Rounds, measure, rounds_of
+from mend.tools.report.rounds import ROUNDS_SHOWN, Bar, Rounds, measure, rounds_of
 from mend.tools.trace_timeline import Story, story_of
 from mend.types import MS, WITNESS
 from mend_lab.sim.scenario import Scenario
@@ -75,10 +75,6 @@ def test_what_is_captured_and_applied_at_the_end_is_no_cost_of_a_step() -> None:
             assert mine.in_mend_ns is None or mine.in_mend_ns < 200 * MS
     tails = [made.ranks[0, 0] for made in story.decided[-CALM.fragments :]]
     assert any(mine.captured_ns is not None and mine.stepped_ns is None for mine in tails)
-
-
-def test_phases_have_an_order_and_a_meaning() -> None:
-    assert PHASES == ("capture", "encode", "exchange", "grace", "merge", "ready", "apply")
 
 
 @pytest.mark.parametrize("data", [None, b"", b"not a tape at all" * 100])

@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from mend.tools.report import charts, lanes, summary
 from mend.tools.report.facts import FAULTS_SHOWN, RunFacts, printable
 from mend.tools.report.learning import learning
-from mend.tools.report.rounds import MEANS, Rounds
+from mend.tools.report.rounds import PHASES, Rounds
 from mend.types import VERSION, rack_name
 
 PROTECTIONS = {"keys": "encrypted, with a key", "loopback": "on loopback, without a key"}
@@ -98,7 +98,7 @@ def page(title: str, runs: Sequence[Run], notes: Sequence[str]) -> str:
         words=summary,
         lanes=lanes,
         line_class=_line_class,
-        meanings=MEANS,
+        meanings=PHASES,
         protections=PROTECTIONS,
         rack_names=lambda racks: [rack_name(rack) for rack in racks],
         faults_shown=FAULTS_SHOWN,

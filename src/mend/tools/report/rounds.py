@@ -15,10 +15,7 @@ from mend.trace.format import Entry, Gap, Header
 from mend.trace.reader import RecordedTape, read_tape, tapes_in
 from mend.types import MS, SECOND
 
-PHASES = ("capture", "encode", "exchange", "grace", "merge", "ready", "apply")
-"""Phases in the order in which a round goes through them."""
-
-MEANS = {
+PHASES = {
     "capture": "training thread copies the fragment",
     "encode": "worker turns the copy into the offer",
     "exchange": "pulling the other racks' offers",
@@ -27,6 +24,7 @@ MEANS = {
     "ready": "decided, until its apply point",
     "apply": "training thread takes the result over, waiting for it included",
 }
+"""Phases in the order in which a round goes through them, each with its meaning."""
 ROUNDS_SHOWN = 12
 TAPE_BYTES_MAX = 200 << 20
 """Largest tape that is read; a larger one takes minutes."""

@@ -25,7 +25,6 @@ from mend.config.sources import DIAGNOSTICS_DIR, INSECURE, KEY_FILE, METRICS_POR
 from mend.consensus.records import EVICTIONS_MAX
 from mend.engine.state.outcome import KEPT, Ended, read_ended
 from mend.errors import ConfigError, require
-from mend.hardware.cpu_affinity import allowed_cores
 from mend.tools.begun import Begun
 from mend.tools.keys_command import create
 from mend.tools.links import Link, Net, links
@@ -222,7 +221,9 @@ def rack_environments(
         shared["MEND_RANKS_BY_RACK"] = ",".join(map(str, job.ranks_by_rack))
     if job.witness:
         shared["MEND_WITNESS_ADDR"] = addresses[job.racks]
-    cores = len(allowed_cores() or ()) or os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     # As many threads in all as there are cores; more only make each other wait.
     threads = {"OMP_NUM_THREADS": str(max(1, cores // sum(job.sizes)))}
     environments = []

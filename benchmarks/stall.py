@@ -4,8 +4,8 @@ object.
     python -m benchmarks.stall --numel 50331648 --rounds 24
 
 Two racks on loopback, one core's worth of training each: matrix products that take `step-ms` per
-step, all gradients left out. P fragments, one captured every `gap` steps and applied `overlap`
-steps later, which is long enough for the exchange. mend's part of every step is timed by itself.
+step, all gradients left out. P fragments, one captured every `gap` steps and applied when its
+result is there, at most `overlap` steps later. mend's part of every step is timed by itself.
 
 `measured` is the median over the rounds of both racks of (capture + apply), in milliseconds. A
 capture is one copy of the fragment; an apply reads theta, the delta and two anchors and writes
@@ -104,34 +104,35 @@ def _rack(args: RackArgs) -> None:
 def _train(
     runtime: mend.Runtime, parameters: list[Any], moves: list[torch.Tensor], options: Any
 ) -> dict[str, Any]:
-    """Milliseconds of mend in every step, by what was due. The first period warms up."""
+    """Milliseconds of mend in every step, by what happened in it: an offer is in flight from its
+    capture to the apply of its merge. The first period warms up."""
     warm_up = options.gap * options.fragments
     last = warm_up + options.gap * options.rounds + options.overlap
     found: dict[str, Any] = {"capture": [], "apply": [], "other": []}
-    work_ms = []
+    work_ms, capture_ms = [], 0.0
     for step in range(1, last + 1):
         started = time.perf_counter()
         _work(options.step_ms)
+        flew = runtime.outer_step_in_flight()
         moved = step % len(parameters)  # a few of them, so that the step is not all memory traffic
         parameters[moved].data.add_(moves[moved])
         trained = time.perf_counter()
         runtime.step(tokens=1)
         ended = time.perf_counter()
-        kind = _kind(runtime, step, options.overlap)
-        in_time = kind == "apply" and step - options.overlap > warm_up
-        if in_time or (kind != "apply" and warm_up < step <= last - options.overlap):
-            found[kind].append((ended - trained) * 1e3)
+        mend_ms, flies = (ended - trained) * 1e3, runtime.outer_step_in_flight()
+        if step > warm_up:
             work_ms.append((trained - started) * 1e3)
+        if flies and not flew:
+            capture_ms = mend_ms if step > warm_up else 0.0
+        elif flew and not flies and capture_ms:
+            found["capture"].append(capture_ms)
+            found["apply"].append(mend_ms)
+        elif step > warm_up:
+            found["other"].append(mend_ms)
     status = runtime.status()
     found |= {"waited_ms": round(status.stall_ms_total, 3), "missed": status.rounds_missed}
     found["step_ms"] = statistics.median(work_ms)
     return found
-
-
-def _kind(runtime: mend.Runtime, step: int, overlap: int) -> str:
-    if runtime.schedule_for(step).fragments:
-        return "capture"
-    return "apply" if runtime.schedule_for(max(0, step - overlap)).fragments else "other"
 
 
 def _work(ms: float) -> None:

@@ -168,7 +168,7 @@ class Calendar:
         """The step at which training waits for the result of the last capture. In lockstep it is
         also the one at which the result is applied, and it comes sooner while the overlap rises."""
         mark, schedule = self.marks[fragment], self.schedule
-        if self.schedule.polls:
+        if schedule.polls:
             return mark + schedule.overlap_steps
         return mark + schedule.overlap(max(0, self.versions[fragment]))
 

@@ -257,6 +257,21 @@ def test_anchor_in_transfer_is_applied_at_the_first_poll_after_it_is_there(
     assert hand.theta() == 0.5 + 4 * MOVE
 
 
+def test_anchor_in_transfer_that_is_not_due_in_lockstep_does_not_disturb_the_apply_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    side = Side(CPU)
+    monkeypatch.setattr(side, "there", lambda new: False)
+    hand = Hand(side=side, fragments=2, period=8, overlap=6, **PATIENT)
+    hand.step(9)  # captures at 4 and 8
+    hand.decide(0.5, fragment=1, names=True)
+    hand.decide(0.25, fragment=0, names=True)
+    hand.step(1)
+    assert [hand.track(p).anchor.version for p in (0, 1)] == [1, 0]
+    hand.step(4)
+    assert [hand.track(p).anchor.version for p in (0, 1)] == [1, 1]
+
+
 def test_upload_takes_half_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     upload = PacedUpload(monkeypatch)
     upload.begin(8.0, upload.hand.decide(0.5, names=True, publish=False))

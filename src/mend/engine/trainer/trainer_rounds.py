@@ -463,13 +463,15 @@ class TrainerRounds:
         """Of `fragments`, apply what every rank of the rack can apply; return the minimum of the
         flags over the ranks. `caps`: by fragment the newest version that may be applied; any of
         the others."""
+        most = caps or {}
         with self.published.changed:
             if self.published.failure is not None:
                 raise self.published.failure
-            anchors = {p: dict(self.published.fragments[p].anchors) for p in fragments}
+            known = {p: self.published.fragments[p].anchors for p in fragments}
+            anchors = {
+                p: {v: a for v, a in of.items() if v <= most.get(p, v)} for p, of in known.items()
+            }
             dead = {p: dict(self.published.fragments[p].discarded) for p in fragments}
-        for p, cap in (caps or {}).items():
-            anchors[p] = {v: a for v, a in anchors[p].items() if v <= cap}
         values = list(flags or [])
         for fragment in fragments:
             track = self.tracks[fragment]

@@ -21,12 +21,20 @@ GAIN_SHORT_MAX = 2.01
 """Times the gain of the default momentum at this period: lr 1 and momentum .9 have 2.0 at H 64, and
 were measured to help there."""
 
+OVERLAP_STEPS_DEFAULT = 8
+"""Or a quarter of the period, whichever is less."""
+
 MOMENTUM_MAX, MOMENTUM_STEPS = 0.9, 32
 """Default outer momentum: R H / (R H + MOMENTUM_STEPS), at most MOMENTUM_MAX. Momentum mu makes the
 racks' movement 1 / (1 - mu) times as long. Over many steps the inner optimizer has reached the end
 of what its learning rate allows, and a longer step helps; over few steps it multiplies that rate
 and ruins the model. The mean of many racks has less noise, so the same steps bear more momentum
 (docs/internals/quality.md)."""
+
+
+def default_overlap(period_steps: int) -> int:
+    """Return the default tau of a job with this sync_period_steps (H)."""
+    return min(OVERLAP_STEPS_DEFAULT, period_steps // 4)
 
 
 def default_momentum(period_steps: int, racks: int) -> float:

@@ -15,7 +15,7 @@ from mend.config import kinds as k
 from mend.config.declared import Declared, Group, Scope, setting, text_of
 from mend.config.exchange_plan import is_sharded, unsharded
 from mend.config.override import override_in_force
-from mend.config.pair_warnings import default_momentum, warn_pairs
+from mend.config.pair_warnings import default_momentum, default_overlap, warn_pairs
 from mend.config.registered import NESTEROV, OWN_MERGES, is_codec, is_merge, is_outer, refusal
 from mend.config.sources import from_arguments, from_environment, from_toml
 from mend.errors import ConfigError
@@ -27,9 +27,6 @@ PORT_FIRST = 21_900
 
 STALL_S, STALL_BLOCKING_S = 0.1, 1.0
 """Adaptive `stall_max_s` where the exchange overlaps training, and where it does not."""
-
-OVERLAP_STEPS_DEFAULT = 8
-"""Or a quarter of the period, whichever is less."""
 
 RAMP_ROUNDS = {"scratch": 10, "warm": 5}
 """outer_start -> rounds of the ramp of momentum and overlap; the runs are in
@@ -576,7 +573,7 @@ class MendConfig:
         """Most steps between capture and apply before training waits."""
         if self.overlap_steps is not None:
             return self.overlap_steps
-        return min(OVERLAP_STEPS_DEFAULT, self.sync_period_steps // 4)
+        return default_overlap(self.sync_period_steps)
 
     @property
     def stall_s(self) -> float:

@@ -15,7 +15,8 @@ from typing import Any
 
 from mend.codec import CODECS, RANK_MAX, codec_named, cost_of, is_codec
 from mend.codec.on_device import ON_DEVICE
-from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
+from mend.config.pair_warnings import OVERLAP_STEPS_DEFAULT
+from mend.config.settings import MendConfig
 from mend.coordination.schedule import gap_steps
 from mend.engine.compute.numerics import keeps_in_weights
 from mend.errors import ConfigError

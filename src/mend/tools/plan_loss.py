@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 
 from mend.codec.cost import measured_cost
 from mend.config import describe
-from mend.config.pair_warnings import default_momentum
-from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
+from mend.config.pair_warnings import OVERLAP_STEPS_DEFAULT, default_momentum
+from mend.config.settings import MendConfig
 
 Start = Literal["scratch", "warm"]
 Known = Literal["measured", "estimated", "bound"]

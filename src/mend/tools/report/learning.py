@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median_high
 from typing import NamedTuple
 
-from mend.config.pair_warnings import GAIN_SHORT_MAX, default_momentum
-from mend.config.settings import OVERLAP_STEPS_DEFAULT
+from mend.config.pair_warnings import GAIN_SHORT_MAX, default_momentum, default_overlap
 from mend.engine.compute.agreement import APART
 from mend.engine.state.participation import short_of
 from mend.tools.report.facts import RankFacts, RunFacts
@@ -132,7 +131,7 @@ def _delay(facts: RunFacts, settings: Mapping[str, object]) -> Iterator[str]:
     if not steps:
         return
     period = int(_number(settings, "sync_period_steps", 0))
-    most = int(_number(settings, "overlap_steps", min(OVERLAP_STEPS_DEFAULT, period // 4)))
+    most = int(_number(settings, "overlap_steps", default_overlap(period)))
     limit = f" (overlap_steps {most})" if most else ""
     yield (
         f"Racks made {steps / count:.1f} steps on average between the capture of an offer and the "

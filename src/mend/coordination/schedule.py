@@ -113,8 +113,11 @@ POLLS_PER_OVERLAP = 4
 opener needs the result."""
 
 
-def poll_steps(fragments: int, period_steps: int, overlap_steps: int) -> int:
-    """Steps between two polls of a rack that is not in lockstep; at least 1."""
+def poll_steps(ranks: int, fragments: int, period_steps: int, overlap_steps: int) -> int:
+    """Steps between two polls of a rack that is not in lockstep; at least 1. A rack of one rank
+    polls after every step, as it agrees with nobody."""
+    if ranks == 1:
+        return 1
     often = period_steps // (POLLS_PER_GAP * fragments)
     if overlap_steps > 0:
         often = min(often, overlap_steps // POLLS_PER_OVERLAP)
@@ -125,7 +128,7 @@ def schedule_of(policy: Policy) -> Schedule:
     """The schedule of every rank. Where there are other racks, and no lockstep, a rack polls for
     rounds that they have opened."""
     of = policy.of_weights, policy.period_steps, policy.overlap_steps
-    polls = 0 if policy.lockstep or policy.racks == 1 else poll_steps(*of)
+    polls = 0 if policy.lockstep or policy.racks == 1 else poll_steps(policy.ranks, *of)
     return Schedule(*of, policy.overlap_ramp, policy.moments, polls)
 
 

@@ -28,12 +28,12 @@ Known = Literal["measured", "estimated", "bound"]
 PERIOD_BASE = 32
 
 SCRATCH: dict[int, dict[int, float]] = {
-    2: {16: 6.2, 32: 2.8, 64: 4.6, 128: 8.3},
-    4: {16: 9.7, 32: 7.7, 128: 19.1},
-    8: {16: 18.5, 32: 22.0},
+    2: {16: 6.2, 32: 3.0, 64: 4.6, 128: 8.3},
+    4: {16: 9.7, 32: 7.1, 128: 19.1},
+    8: {16: 18.5, 32: 19.5},
 }
 """Racks -> H -> percent from random weights, with the defaults, but int4 at H 16. One to three
-seeds. Eight racks shared a GPU, and merged five on average."""
+seeds. Eight racks shared four GPUs, those at H 16 one."""
 
 WARM: dict[int, float] = {2: 0.0, 4: 3.6}
 """Racks -> percent of H 32 after a warm start."""

@@ -136,7 +136,8 @@ def test_the_overlap_of_the_reference_is_that_of_the_protocol(v: int, tau: int, 
 def test_polls_are_four_times_a_gap_and_an_overlap(
     fragments: int, period: int, tau: int, steps: int
 ) -> None:
-    assert poll_steps(fragments, period, tau) == steps
+    assert poll_steps(2, fragments, period, tau) == steps
+    assert poll_steps(1, fragments, period, tau) == 1, "one rank agrees with nobody"
 
 
 @pytest.mark.parametrize(

@@ -1176,6 +1176,16 @@ def test_poll_is_due_when_there_is_news_and_else_not(what: str) -> None:
     assert hand.trainer.due(8)
 
 
+def test_poll_is_not_due_for_an_open_round_in_which_the_rack_has_captured() -> None:
+    hand = Hand(polls=1, period=100, overlap=4)
+    hand.step(3)
+    hand.opened(0)
+    assert hand.trainer.due(4)
+    hand.step()
+    assert captured(hand) == [(4, 0, 0)]
+    assert not hand.trainer.due(5), "the round is still open, but there is nothing to do"
+
+
 def test_poll_of_several_ranks_is_always_due_as_they_agree() -> None:
     assert Hand(ranks=2, polls=2, period=100).trainer.due(2)
 

@@ -169,7 +169,10 @@ class TrainerRounds:
         published = self.published
         if published.finished or published.failure is not None or self.life.lost:
             return False
-        if self.policy.ranks > 1 or published.orders.opened:
+        if self.policy.ranks > 1:
+            return False
+        opened = published.orders.opened  # replaced whole, never changed
+        if any(version > self.calendar.versions[p] for p, version in opened.items()):
             return False
         for feature in self.features:
             if not feature.idle:

@@ -140,18 +140,18 @@ def _tree(
         x = _halves(x, 8, BLOCK)
     if L >= 4:
         x = _halves(x, 4, BLOCK)
-    x = _halves(x, 2, BLOCK)
-    tl.store(out_p + at, tl.reshape(x, (BLOCK,)) + 0.0, mask=at < numel)
+    x = tl.reshape(_halves(x, 2, BLOCK), (BLOCK,)) + 0.0
+    tl.store(out_p + at, x.to(out_p.dtype.element_ty), mask=at < numel)
 
 
-def tree(nodes: Tensor) -> Tensor:
-    """The tree over the first dimension, 2 to LEAVES_MAX, of contiguous fp32: one pass."""
-    out = torch.empty(nodes.shape[1:], device=nodes.device, dtype=torch.float32)
+def tree(nodes: Tensor, out: Tensor) -> None:
+    """The tree over the first dimension, 1 to LEAVES_MAX, of contiguous fp32, into `out`, which is
+    contiguous: one pass, rounded once to the type of `out`."""
     leaves = max(2, triton.next_power_of_2(nodes.shape[0]))
     block = 8192 // leaves
     grid = (triton.cdiv(out.numel(), block),)
-    _tree[grid](nodes, out, out.numel(), nodes.shape[0], leaves, block, num_warps=4)
-    return out
+    if out.numel():
+        _tree[grid](nodes, out, out.numel(), nodes.shape[0], leaves, block, num_warps=4)
 
 
 @jit

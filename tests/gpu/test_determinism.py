@@ -23,6 +23,7 @@ from mend.determinism import (
     weight_digest,
 )
 from mend.determinism import gpu_products as products
+from mend.determinism import kernels as passes
 from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic
 
@@ -359,6 +360,20 @@ def test_sums_do_not_depend_on_the_rows(shape: None) -> None:
         lambda x: torch.linalg.vector_norm(x, dim=-1), lambda x: x.softmax(-1),
     ):  # fmt: skip
         assert torch.equal(function(x[:3]), function(x)[:3])
+
+
+@pytest.mark.parametrize("features", [1, 64, 1000, 4096, 12000, 20000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_variances_over_features_have_the_bits_of_their_definition(
+    shape: None, dtype: torch.dtype, features: int
+) -> None:
+    x = torch.randn(37, features, device="cuda").add(3).to(dtype)
+    for correction in (0, 1, 0.3):
+        for ours, definition in ((torch.var, passes.variance), (torch.std, passes.deviation)):
+            expected = definition(x, [-1], correction=correction, keepdim=True)
+            found = ours(x, -1, correction=correction, keepdim=True)
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 8])

@@ -15,7 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mend.determinism import gpu_products
+from mend.determinism import kernels as on_cpu
 from mend.determinism.digests import same_bits
+from mend.determinism.gpu_layers import _reciprocal as reciprocal
+from mend.determinism.gpu_layers import deviation, variance
 from mend.determinism.gpu_products import leaf_sum, outer_product
 from mend.determinism.trees import tree_sum, wide_sum
 
@@ -81,6 +84,39 @@ def test_the_gradient_of_a_weight_does_not_depend_on_the_slabs_it_is_made_in(
     assert same_bits(whole, tree_sum(kernels.products(a.transpose(1, 2), b), 0))
     monkeypatch.setattr(gpu_products, "BYTES_MAX", 3 * 20 * 4 * 128)
     assert same_bits(outer_product(a, b, dtype), whole.to(dtype))
+
+
+def squares_by_passes(x: Tensor, correction: float) -> Tensor:
+    """The variance in passes over fp32. torch multiplies by the reciprocal on a GPU."""
+    count = x.shape[-1]
+    away = x.float() - (wide_sum(x, -1) * reciprocal(count))[:, None]
+    return wide_sum(away * away, -1) * reciprocal(max(0.0, count - correction))
+
+
+@pytest.mark.parametrize("features", [1, 2, 7, 64, 100, 1024, 1025, 5000, 16384])
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_variances_have_the_bits_of_passes_over_fp32(
+    kernels: Any, features: int, dtype: torch.dtype
+) -> None:
+    x = drawn(5, features).add(3).to(dtype)
+    for correction in (0, 1, 0.3):
+        expected = squares_by_passes(x, correction)
+        for rounded in (torch.float32, dtype):
+            scales = reciprocal(features), reciprocal(max(0.0, features - correction))
+            found = kernels.row_variances(x, *scales, rounded)
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert same_bits(found.nan_to_num(), expected.to(rounded).nan_to_num())
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+def test_variances_and_deviations_have_the_bits_of_the_definition(
+    kernels: Any, keepdim: bool
+) -> None:
+    x = drawn(3, 4, 64).half().transpose(0, 1)
+    for function, expected in ((variance, on_cpu.variance), (deviation, on_cpu.deviation)):
+        for dim in ([-1], [2], [1], [1, 2], None):
+            found = function(x, dim, correction=0, keepdim=keepdim)
+            assert same_bits(found, expected(x, dim, correction=0, keepdim=keepdim))
 
 
 @pytest.mark.parametrize("features", [1, 2, 7, 64, 100, 1024, 1025, 5000])

@@ -23,6 +23,8 @@ from mend.determinism import (
     weight_digest,
 )
 from mend.determinism import gpu_products as products
+from mend.determinism import kernels as passes
+from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic
 
 pytestmark = [
@@ -358,6 +360,39 @@ def test_sums_do_not_depend_on_the_rows(shape: None) -> None:
         lambda x: torch.linalg.vector_norm(x, dim=-1), lambda x: x.softmax(-1),
     ):  # fmt: skip
         assert torch.equal(function(x[:3]), function(x)[:3])
+
+
+@pytest.mark.parametrize("features", [1, 64, 1000, 4096, 12000, 20000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_variances_over_features_have_the_bits_of_their_definition(
+    shape: None, dtype: torch.dtype, features: int
+) -> None:
+    x = torch.randn(37, features, device="cuda").add(3).to(dtype)
+    for correction in (0, 1, 0.3):
+        for ours, definition in ((torch.var, passes.variance), (torch.std, passes.deviation)):
+            expected = definition(x, [-1], correction=correction, keepdim=True)
+            found = ours(x, -1, correction=correction, keepdim=True)
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 8])
+def test_the_gradient_of_a_weight_in_bf16_is_the_tree_rounded_once(
+    shape: None, leaves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(leaves, 128, 256, device="cuda").bfloat16()
+    weight = torch.randn(1024, 256, device="cuda").bfloat16().requires_grad_()
+    grad = torch.randn(leaves, 128, 1024, device="cuda").bfloat16()
+
+    def gradient() -> Tensor:
+        with rows(0, leaves):
+            return torch.autograd.grad(F.linear(x, weight), weight, grad)[0]
+
+    chains = products._tiles(grad.transpose(1, 2), x)
+    expected = tree_sum(chains, 0).bfloat16()
+    assert torch.equal(gradient(), expected)
+    monkeypatch.setattr(products, "BYTES_MAX", 4 * leaves * 256 * 384)
+    assert torch.equal(gradient(), expected)
 
 
 def test_settings_name_the_kernels_and_close_restores_the_switches() -> None:

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "failslow": "tests/unit/detector/test_scores.py",
     "mitigation": "tests/unit/test_bench_mitigation.py",
     "peers": "tests/process/test_benchmarks.py", "qwen": "tests/process/test_h200.py",
-    "rejoin": "tests/process/test_rejoin.py",
+    "rejoin": "tests/process/test_rejoin.py", "repro_cost": "tests/process/test_benchmarks.py",
     "torchft_cell": "tests/process/test_h200.py",
 }  # fmt: skip
 """Modules that are not run here, and who tries them. Kill, straggler, unequal and rejoin
@@ -119,6 +119,17 @@ def test_a_step_with_equal_bits_is_measured_beside_a_plain_one(nursery: Nursery)
     found = json.loads(run(nursery, *words))
     assert found["name"] == "determinism"
     assert found["measured"] > 1, "it costs more"
+
+
+@pytest.mark.slow
+def test_a_comparing_run_is_measured_beside_a_plain_one(nursery: Nursery, tmp_path: Path) -> None:
+    out = tmp_path / "cost.json"
+    words = ["--tiny", "--pairs", "1", "--steps", "5", "--out", str(out)]
+    said = run(nursery, "benchmarks.repro_cost", *words)
+    assert "equal: 5 steps" in said
+    found = json.loads(out.read_text())
+    assert all(len(found[name]) == 1 for name in ("plain_ms", "comparing_ms", "comparing_s"))
+    assert found["step"] > 0
 
 
 @pytest.mark.slow

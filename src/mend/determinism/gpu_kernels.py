@@ -140,18 +140,18 @@ def _tree(
         x = _halves(x, 8, BLOCK)
     if L >= 4:
         x = _halves(x, 4, BLOCK)
-    x = _halves(x, 2, BLOCK)
-    tl.store(out_p + at, tl.reshape(x, (BLOCK,)) + 0.0, mask=at < numel)
+    x = tl.reshape(_halves(x, 2, BLOCK), (BLOCK,)) + 0.0
+    tl.store(out_p + at, x.to(out_p.dtype.element_ty), mask=at < numel)
 
 
-def tree(nodes: Tensor) -> Tensor:
-    """The tree over the first dimension, 2 to LEAVES_MAX, of contiguous fp32: one pass."""
-    out = torch.empty(nodes.shape[1:], device=nodes.device, dtype=torch.float32)
+def tree(nodes: Tensor, out: Tensor) -> None:
+    """The tree over the first dimension, 1 to LEAVES_MAX, of contiguous fp32, into `out`, which is
+    contiguous: one pass, rounded once to the type of `out`."""
     leaves = max(2, triton.next_power_of_2(nodes.shape[0]))
     block = 8192 // leaves
     grid = (triton.cdiv(out.numel(), block),)
-    _tree[grid](nodes, out, out.numel(), nodes.shape[0], leaves, block, num_warps=4)
-    return out
+    if out.numel():
+        _tree[grid](nodes, out, out.numel(), nodes.shape[0], leaves, block, num_warps=4)
 
 
 @jit
@@ -161,51 +161,77 @@ def _pairs(x: tl.tensor, R: tl.constexpr, D: tl.constexpr) -> tl.tensor:
 
 
 @jit
+def _tree_of_rows(x: tl.tensor, R: tl.constexpr, LEVELS: tl.constexpr) -> tl.tensor:
+    """(R, 2 ** LEVELS) -> (R): the tree over every row."""
+    for level in tl.static_range(LEVELS):
+        x = _pairs(x, R, 1 << (LEVELS - level))
+    return tl.reshape(x, (R,)) + 0.0
+
+
+@jit
 def _row_trees(
     x_p: tl.tensor,
     out_p: tl.tensor,
     N: tl.tensor,
     D: tl.tensor,
-    BLOCK: tl.constexpr,
+    LEVELS: tl.constexpr,
     R: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    d = tl.program_id(1) * (1 << LEVELS) + tl.arange(0, 1 << LEVELS)
     inside = (row[:, None] < N) & (d[None, :] < D)
     x = tl.load(x_p + row[:, None] * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    if BLOCK >= 1024:
-        x = _pairs(x, R, 1024)
-    if BLOCK >= 512:
-        x = _pairs(x, R, 512)
-    if BLOCK >= 256:
-        x = _pairs(x, R, 256)
-    if BLOCK >= 128:
-        x = _pairs(x, R, 128)
-    if BLOCK >= 64:
-        x = _pairs(x, R, 64)
-    if BLOCK >= 32:
-        x = _pairs(x, R, 32)
-    if BLOCK >= 16:
-        x = _pairs(x, R, 16)
-    if BLOCK >= 8:
-        x = _pairs(x, R, 8)
-    if BLOCK >= 4:
-        x = _pairs(x, R, 4)
-    x = _pairs(x, R, 2)
     place = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(out_p + place, tl.reshape(x, (R,)) + 0.0, mask=row < N)
+    tl.store(out_p + place, _tree_of_rows(x, R, LEVELS), mask=row < N)
 
 
 def row_trees(x_ND: Tensor) -> Tensor:
     """(N) in fp32: the tree over the last dimension of contiguous fp32, bf16 or fp16, with the bits
     of trees.py; one pass for every 1,024 features."""
     rows, features = x_ND.shape
-    block = min(_ROW, max(2, triton.next_power_of_2(features)))
-    parts, together = triton.cdiv(features, block), 4096 // block
+    levels = max(1, (min(_ROW, features) - 1).bit_length())
+    parts, together = triton.cdiv(features, 1 << levels), 4096 >> levels
     out = torch.empty(rows, parts, device=x_ND.device, dtype=torch.float32)
     grid = (triton.cdiv(rows, together), parts)
-    _row_trees[grid](x_ND, out, rows, features, block, together, num_warps=4)
+    _row_trees[grid](x_ND, out, rows, features, levels, together, num_warps=4)
     return out[:, 0] if parts == 1 else row_trees(out)
+
+
+@jit
+def _row_variances(
+    x_p: tl.tensor,
+    out_p: tl.tensor,
+    N: tl.tensor,
+    D: tl.tensor,
+    for_mean: tl.tensor,
+    for_variance: tl.tensor,
+    LEVELS: tl.constexpr,
+    R: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    d = tl.arange(0, 1 << LEVELS)
+    inside = (row[:, None] < N) & (d[None, :] < D)
+    x = tl.load(x_p + row[:, None] * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    mean = _tree_of_rows(x, R, LEVELS) * for_mean
+    away = tl.where(inside, x - mean[:, None], 0.0)
+    variance = _tree_of_rows(away * away, R, LEVELS) * for_variance
+    tl.store(out_p + row, variance.to(out_p.dtype.element_ty), mask=row < N)
+
+
+def row_variances(x_ND: Tensor, for_mean: float, for_variance: float, dtype: torch.dtype) -> Tensor:
+    """(N) in `dtype`: the tree over the squares of x less its mean, times `for_variance`; the mean
+    is the tree over x times `for_mean`. One pass over x, contiguous, of fp32, bf16 or fp16, with
+    1 to 16,384 features. Every operation is rounded by itself, as in passes over fp32."""
+    rows, features = x_ND.shape
+    levels = max(1, (features - 1).bit_length())
+    together, warps = max(1, 4096 >> levels), max(4, (1 << levels) // 1024)
+    out = torch.empty(rows, device=x_ND.device, dtype=dtype)
+    if rows:
+        _row_variances[(triton.cdiv(rows, together),)](
+            x_ND, out, rows, features, for_mean, for_variance, levels, together,
+            num_warps=warps, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
 
 
 @jit

@@ -1,5 +1,5 @@
-"""Attention, norms, cross-entropy and embeddings for CUDA at level shape: one operator each, with
-one gradient. Sums over tokens are those of gpu_products.py."""
+"""Attention, norms and cross-entropy for CUDA at level shape: one operator each, with one gradient.
+Sums over tokens are those of gpu_products.py. Variances over features, below autograd."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from mend.determinism import kernels
 from mend.determinism.attention import operator_with
 from mend.determinism.collectives import all_gather, own_share
 from mend.determinism.coverage import unseen
@@ -20,6 +22,7 @@ from mend.determinism.gpu_products import _kernels, leaf_sum, leaves_of
 from mend.determinism.kernels import MEAN, sum_all
 from mend.determinism.layout import layout, pack
 from mend.determinism.linear import refuse_second_derivative, refuse_subclass
+from mend.determinism.trees import ROW_TYPES
 from mend.errors import NotDeterministic
 
 HEAD_WIDTHS = (64, 128)
@@ -27,7 +30,7 @@ HEAD_WIDTHS = (64, 128)
 to compile, and is refused."""
 
 FEATURES_MAX = 1 << 14
-"""A norm keeps a row in registers."""
+"""Norms and variances keep a row in registers."""
 
 
 # attention
@@ -286,6 +289,61 @@ def reduced(losses: Tensor, target_N: Tensor, reduction: int, ignore_index: int)
     if reduction == MEAN:
         return total / sum_all((target_N != ignore_index).float())
     return total
+
+
+# variances
+
+
+def variance(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """aten::var.correction, with the bits of kernels.py; over features one pass over x."""
+    return _variance(x, dim, correction, keepdim, x.dtype)
+
+
+def deviation(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """aten::std.correction."""
+    return _variance(x, dim, correction, keepdim, _wide_type(x)).sqrt_().to(x.dtype)
+
+
+def _wide_type(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.dtype in ROW_TYPES else x.dtype
+
+
+def _variance(
+    x: Tensor,
+    dim: Sequence[int] | None,
+    correction: float | None,
+    keepdim: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    features = x.shape[-1] if x.dim() else 0
+    is_over_features = x.dim() > 1 and dim is not None and [*dim] in ([-1], [x.dim() - 1])
+    if x.dtype not in ROW_TYPES or not is_over_features or not 0 < features <= FEATURES_MAX:
+        return kernels.variance(x.to(dtype), dim, correction=correction, keepdim=keepdim)
+    found = _kernels().row_variances(
+        x.reshape(-1, features).contiguous(),
+        _reciprocal(features),
+        _reciprocal(max(0.0, features - (1 if correction is None else correction))),
+        dtype,
+    )
+    shaped: Tensor = found.view(*x.shape[:-1], *((1,) if keepdim else ()))
+    return shaped
+
+
+def _reciprocal(number: float) -> float:
+    """torch divides by a number on a GPU as a product with this."""
+    return float(np.float32(1) / np.float32(number)) if number else math.inf
 
 
 def _attention_kernels() -> Any:

@@ -11,6 +11,7 @@ batch, and a tree over leaves, in fp32.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -30,7 +31,6 @@ from mend.determinism.linear import (
     refuse_second_derivative,
     refuse_subclass,
 )
-from mend.determinism.trees import Stack, tree_sum
 from mend.determinism.uses import slots_of
 from mend.errors import NotDeterministic
 
@@ -39,6 +39,9 @@ TORCH_MIN = "2.10"
 
 BYTES_MAX = 1 << 30
 """Of leaves' products at once."""
+
+SLAB_ROWS = 128
+"""What is made at once has a multiple of it: tiles of cuBLASLt."""
 
 ALIGNED = 8
 """cuBLASLt's kernels for tensor cores want sides of a multiple of it."""
@@ -86,13 +89,23 @@ def leaves_of(x: Tensor, at: Layout) -> Tensor:
     return x_BTD.contiguous()
 
 
-def leaf_sum(nodes: Tensor) -> Tensor:
-    """The tree over leaves, the first dimension, of contiguous fp32; zeros where there is none."""
+def leaf_sum(nodes: Tensor, out: Tensor | None = None) -> Tensor:
+    """The tree over leaves, the first dimension, of contiguous fp32; zeros where there is none.
+    Written into `out`, contiguous and rounded to its type, where it is given."""
     kernels = _kernels()
-    if not 2 <= nodes.shape[0] <= kernels.LEAVES_MAX:
-        return tree_sum(nodes, 0)
-    total: Tensor = kernels.tree(nodes)
-    return total
+    if out is None:
+        out = torch.empty(nodes.shape[1:], device=nodes.device, dtype=torch.float32)
+    most = kernels.LEAVES_MAX
+    while nodes.shape[0] > most:
+        groups = torch.split(nodes, most)
+        nodes = nodes.new_empty(len(groups), *nodes.shape[1:])
+        for group, node in zip(groups, nodes, strict=True):
+            kernels.tree(group, node)
+    if nodes.shape[0]:
+        kernels.tree(nodes, out)
+    else:
+        out.zero_()
+    return out
 
 
 def product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -112,23 +125,30 @@ def product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
     return out[:1] if rows == 1 else out
 
 
-def outer_product(a_LTN: Tensor, b_LTK: Tensor) -> Tensor:
-    """The tree over leaves of a.T @ b, (N, K) in fp32: the gradient of a weight."""
+def outer_product(a_LTN: Tensor, b_LTK: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The tree over leaves of a.T @ b, (N, K), rounded once to `dtype`: the gradient of a weight.
+
+    The leaves of some rows of it are made, then summed: each is written once and read once.
+    """
     (leaves, _, rows), columns = a_LTN.shape, b_LTK.shape[2]
-    group, most = 1, min(_kernels().LEAVES_MAX, BYTES_MAX // max(1, 4 * rows * columns))
-    while group < leaves and 2 * group <= most:
-        group *= 2
-    stack = Stack()
-    for first in range(0, leaves, group):
-        part = _outer_products(a_LTN[first : first + group], b_LTK[first : first + group])
-        stack.push(leaf_sum(part))
-    return stack.total() if leaves else a_LTN.new_zeros(rows, columns, dtype=torch.float32)
+    out = torch.empty(rows, columns, device=a_LTN.device, dtype=dtype)
+    for some in _slabs(rows, 4 * leaves * columns):
+        leaf_sum(_outer_products(a_LTN[:, :, some], b_LTK), out[some])
+    return out
+
+
+def _slabs(rows: int, row_bytes: int) -> list[slice]:
+    """Parts of about equal size, of about BYTES_MAX at most."""
+    parts = math.ceil(rows / max(1, BYTES_MAX // max(1, row_bytes)))
+    step = math.ceil(rows / max(1, parts) / SLAB_ROWS) * SLAB_ROWS
+    return [slice(row, min(rows, row + step)) for row in range(0, rows, step)] if rows else []
 
 
 def _outer_products(a_LTN: Tensor, b_LTK: Tensor) -> Tensor:
+    """(L, N, K) in fp32; `a_LTN` may be columns of a wider tensor."""
     a_LNT = a_LTN.transpose(1, 2)
     (leaves, rows, tokens), columns = a_LNT.shape, b_LTK.shape[2]
-    if not tokens or not _is_for_blas(a_LNT, rows, columns):
+    if not tokens or not _is_for_blas(a_LNT, rows, columns, a_LTN.stride(1)):
         return _tiles(a_LNT, b_LTK)
     if leaves == 1:  # a large one alone is faster than a batch of one
         return torch.mm(a_LNT[0], b_LTK[0], out_dtype=torch.float32)[None]
@@ -169,6 +189,7 @@ class Linear(torch.autograd.Function):
             ctx.save_for_backward(x_NK, narrow)
             ctx.layout, ctx.x_shape, ctx.x_type = layout(), x.shape, x.dtype
             ctx.has_bias, ctx.slots = bias is not None, slots_of(weight)
+            ctx.dw_type = torch.float32 if ctx.slots is not None else gradient_type(weight)
             # Not view(): FSDP2 warns of a module whose output is one.
             shaped: Tensor = torch.ops.aten._unsafe_view(out, (*x.shape[:-1], weight.shape[0]))
             return shaped
@@ -188,6 +209,7 @@ class Linear(torch.autograd.Function):
                 ctx.layout,
                 needs_weight=ctx.needs_input_grad[1],
                 needs_bias=ctx.has_bias and ctx.needs_input_grad[2],
+                dtype=ctx.dw_type,
             )
             if dw is not None and ctx.slots is not None:
                 ctx.slots.put("linear", dw)
@@ -195,15 +217,30 @@ class Linear(torch.autograd.Function):
         return dx, dw, db
 
 
+def gradient_type(weight: Tensor) -> torch.dtype:
+    """What autograd rounds the gradient of `weight` to."""
+    if not weight.is_leaf:
+        return weight.dtype
+    asked: torch.dtype | None = weight.grad_dtype
+    return asked or torch.float32  # None: any type
+
+
 def weight_gradients(
-    grad: Tensor, x_of: Callable[[], Tensor], at: Layout, *, needs_weight: bool, needs_bias: bool
+    grad: Tensor,
+    x_of: Callable[[], Tensor],
+    at: Layout,
+    *,
+    needs_weight: bool,
+    needs_bias: bool,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of a weight (N, K) and a bias (N), in fp32; `grad`: (..., N); `x_of`: makes (..., K)."""
+    """Of a weight (N, K), in `dtype`, and a bias (N), in fp32; `grad`: (..., N); `x_of`: makes
+    (..., K)."""
     dw = db = None
     if needs_weight or needs_bias:
         grad_LTN = leaves_of(grad, at)
         if needs_weight:
-            dw = outer_product(grad_LTN, leaves_of(x_of(), at))
+            dw = outer_product(grad_LTN, leaves_of(x_of(), at), dtype)
         if needs_bias:
             db = leaf_sum(_kernels().column_sums(grad_LTN))
     return dw, db
@@ -316,6 +353,9 @@ def keeps_law(device: torch.device) -> bool:
         if not same_bits(together, torch.stack(alone)):
             return False
         if not same_bits(together, _tiles(grad_LTN.transpose(1, 2), x_LTK)):
+            return False
+        slab = _outer_products(grad_LTN[:, :, outputs // 2 :], x_LTK)
+        if not same_bits(slab, together[:, outputs // 2 :]):
             return False
     return True
 

@@ -32,6 +32,8 @@ BELOW: dict[str, Callable[..., Any]] = {
     **every_device.BELOW,
     "bmm": gpu_products.bmm,
     "baddbmm": gpu_products.baddbmm,
+    "var.correction": gpu_layers.variance,
+    "std.correction": gpu_layers.deviation,
 }
 
 TORCHS_OWN = frozenset(

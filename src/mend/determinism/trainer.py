@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, ValuesView
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from mend.determinism.clipping import clip_grad_norm
 from mend.determinism.collectives import all_reduce
+from mend.determinism.coverage import unseen
 from mend.determinism.digests import (
     digest,
     first_difference,
@@ -252,10 +254,16 @@ class _GradientSums:
             parameter.grad = None
 
     def put_back(self) -> None:
+        narrow = {id(each) for each in self._narrow}
         for parameter, sums, used in zip(self._parameters, self._sums, self._used, strict=True):
-            uses = [sums[kind].total() for kind in sorted(sums)]
-            total = uses[0] if len(uses) == 1 else tree_sum(torch.stack(uses), 0)
-            parameter.grad = total.to(parameter.dtype) if used else None
+            if len(sums) == 1:
+                # New memory is not filled first; plain tensors, as several ranks have no narrow.
+                with unseen() if id(parameter) in narrow else nullcontext():
+                    total = next(iter(sums.values())).total(parameter.dtype)
+            else:
+                uses = [sums[kind].total() for kind in sorted(sums)]
+                total = tree_sum(torch.stack(uses), 0).to(parameter.dtype)
+            parameter.grad = total if used else None
 
 
 def cut(batch: Any, parts: int) -> list[Any]:

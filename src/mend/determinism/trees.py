@@ -107,9 +107,12 @@ class Stack:
             height += 1
         self._nodes.append((height, part))
 
-    def total(self) -> Tensor:
-        """Of all that was pushed, at least one part; the stack is empty again."""
+    def total(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Of all that was pushed, at least one part, rounded once to `dtype`; the stack is empty
+        again."""
         _, total = self._nodes.pop()
         while self._nodes:
             total = self._nodes.pop()[1] + total
-        return total + 0.0
+        if dtype in (None, total.dtype):
+            return total + 0.0
+        return torch.add(total, 0.0, out=torch.empty_like(total, dtype=dtype))  # one pass

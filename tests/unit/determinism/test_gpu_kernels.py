@@ -14,11 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mend.determinism import gpu_products
+from mend.determinism import kernels as on_cpu
 from mend.determinism.digests import same_bits
+from mend.determinism.gpu_layers import _reciprocal as reciprocal
+from mend.determinism.gpu_layers import deviation, variance
+from mend.determinism.gpu_products import leaf_sum, outer_product
 from mend.determinism.trees import tree_sum, wide_sum
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+
+ROUNDED = [
+    torch.float32,
+    torch.float16,
+    pytest.param(
+        torch.bfloat16,
+        marks=pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter truncates to bf16"),
+    ),
+]
 
 pytestmark = [
     pytest.mark.gpu if not INTERPRETED else pytest.mark.filterwarnings("ignore"),
@@ -43,10 +57,66 @@ def test_products_are_right(kernels: Any) -> None:
     assert near(kernels.products(a, b), a @ b)
 
 
-@pytest.mark.parametrize("leaves", [2, 3, 8, 20, 64])
-def test_a_tree_has_the_bits_of_the_tree_of_the_cpu(kernels: Any, leaves: int) -> None:
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("leaves", [1, 2, 3, 8, 20, 64])
+def test_a_tree_has_the_bits_of_the_tree_of_the_cpu(
+    kernels: Any, leaves: int, dtype: torch.dtype
+) -> None:
     nodes = drawn(leaves, 9000)
-    assert torch.equal(kernels.tree(nodes), tree_sum(nodes, 0))
+    nodes[:, 7] = -0.0
+    out = torch.empty(9000, device=DEVICE, dtype=dtype)
+    kernels.tree(nodes, out)
+    assert same_bits(out, tree_sum(nodes, 0).to(dtype))
+
+
+@pytest.mark.parametrize("leaves", [0, 64, 65, 130])
+def test_more_leaves_than_one_kernel_takes_are_one_tree(kernels: Any, leaves: int) -> None:
+    nodes = drawn(leaves, 300)
+    assert same_bits(leaf_sum(nodes), tree_sum(nodes, 0))
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_the_gradient_of_a_weight_does_not_depend_on_the_slabs_it_is_made_in(
+    kernels: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = drawn(3, 40, 300), drawn(3, 40, 20)
+    whole = outer_product(a, b)
+    assert same_bits(whole, tree_sum(kernels.products(a.transpose(1, 2), b), 0))
+    monkeypatch.setattr(gpu_products, "BYTES_MAX", 3 * 20 * 4 * 128)
+    assert same_bits(outer_product(a, b, dtype), whole.to(dtype))
+
+
+def squares_by_passes(x: Tensor, correction: float) -> Tensor:
+    """The variance in passes over fp32. torch multiplies by the reciprocal on a GPU."""
+    count = x.shape[-1]
+    away = x.float() - (wide_sum(x, -1) * reciprocal(count))[:, None]
+    return wide_sum(away * away, -1) * reciprocal(max(0.0, count - correction))
+
+
+@pytest.mark.parametrize("features", [1, 2, 7, 64, 100, 1024, 1025, 5000, 16384])
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_variances_have_the_bits_of_passes_over_fp32(
+    kernels: Any, features: int, dtype: torch.dtype
+) -> None:
+    x = drawn(5, features).add(3).to(dtype)
+    for correction in (0, 1, 0.3):
+        expected = squares_by_passes(x, correction)
+        for rounded in (torch.float32, dtype):
+            scales = reciprocal(features), reciprocal(max(0.0, features - correction))
+            found = kernels.row_variances(x, *scales, rounded)
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert same_bits(found.nan_to_num(), expected.to(rounded).nan_to_num())
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+def test_variances_and_deviations_have_the_bits_of_the_definition(
+    kernels: Any, keepdim: bool
+) -> None:
+    x = drawn(3, 4, 64).half().transpose(0, 1)
+    for function, expected in ((variance, on_cpu.variance), (deviation, on_cpu.deviation)):
+        for dim in ([-1], [2], [1], [1, 2], None):
+            found = function(x, dim, correction=0, keepdim=keepdim)
+            assert same_bits(found, expected(x, dim, correction=0, keepdim=keepdim))
 
 
 @pytest.mark.parametrize("features", [1, 2, 7, 64, 100, 1024, 1025, 5000])

@@ -48,6 +48,14 @@ def test_a_stack_builds_the_same_tree(count: int) -> None:
     assert same_bits(stack.total(), tree_sum(x, 0))
 
 
+def test_the_total_of_a_stack_is_rounded_once() -> None:
+    x, stack = noise(6, 4), Stack()
+    x[:, 0] = -0.0
+    for part in x:
+        stack.push(part)
+    assert same_bits(stack.total(torch.bfloat16), tree_sum(x, 0).bfloat16())
+
+
 def test_several_dims_and_strides() -> None:
     x = noise(4, 8, 5)
     expected = tree_sum(tree_sum(x, 1), 0)

@@ -7,6 +7,7 @@ exchange took place in them, and that overlapping it changes no bit of the losse
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,27 @@ def test_a_run_ends_before_its_budget_and_all_racks_at_the_same_cell(
         assert [line["kind"] for line in found] == ["start", "end"]
         assert found[-1]["reason"] == "budget"
     assert "0 cells (budget)" in table(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+def test_tensor_parallel_rack_trains_alike_with_async_tp_and_says_why_it_is_not_active(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    words = ("--env", "CUDA_VISIBLE_DEVICES=", ROOT / "benchmarks" / "tensor_parallel.py")
+    racks = ("--no-witness", "--racks", "2", "--nproc-per-rack", "2")
+    status, told = run_mend(nursery, "launch", *racks, *words, "--out", tmp_path, *TINY)
+    assert status == 0, told
+    said = [line.partition("] ")[2] for line in told.splitlines()]
+    (found,) = [json.loads(line) for line in said if line.startswith("{")]
+    none, off, on = (found["modes"][mode] for mode in ("none", "off", "on"))
+    assert (off["async_tp"], on["async_tp"]) == (["off"], ["not active: there is no CUDA device"])
+    assert off["versions"] == on["versions"] == [[1, 1, 1, 0]]
+    assert off["bytes_sent"][0] > 0 < on["bytes_sent"][0]
+    assert none["losses"][0] == off["losses"][0]
+    assert none["losses"] != off["losses"], "the peer's offers were not merged"
+    assert found["loss_apart"] == 0.0, "the same kernels: the same losses"
+    assert none["graphs"] == off["graphs"] == on["graphs"] == [2], "a block was not compiled"
 
 
 @pytest.mark.slow

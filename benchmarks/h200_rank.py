@@ -91,7 +91,7 @@ class Bench:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=options.learning_rate, fused=True
         )
-        self.start = [_local(p).detach().clone() for p in self.model.parameters()]
+        self.start = [local(p).detach().clone() for p in self.model.parameters()]
         self.tokens_SBT = self._tokens()
         self.deterministic = self._repeats_itself()
 
@@ -129,7 +129,7 @@ class Bench:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(0)
         loss.backward()  # type: ignore[no-untyped-call]
-        return [_local(p.grad) for p in self.model.parameters() if p.grad is not None]
+        return [local(p.grad) for p in self.model.parameters() if p.grad is not None]
 
     def _tokens(self) -> Tensor:
         """Steps x sequences x (positions + 1): the same in every cell, others on every rank."""
@@ -249,9 +249,9 @@ class Bench:
     def _restore(self) -> None:
         """Weights and moments of the start; nothing left over from the cell before."""
         for parameter, start in zip(self.model.parameters(), self.start, strict=True):
-            _local(parameter).copy_(start)
+            local(parameter).copy_(start)
             for moment in self.optimizer.state[parameter].values():
-                _local(moment).zero_()
+                local(moment).zero_()
         self.optimizer.zero_grad(set_to_none=True)
         gc.unfreeze()
         gc.collect()
@@ -304,7 +304,7 @@ class Bench:
         print(json.dumps(fields), file=self._lines, flush=True)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

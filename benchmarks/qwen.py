@@ -67,12 +67,13 @@ class Attention(nn.Module):
         self.out = nn.Linear(own, own, bias=False)
 
     def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-        def heads(y_BTD: Tensor, count: int) -> Tensor:
-            return y_BTD.unflatten(-1, (count, self.shape.head_numel)).transpose(1, 2)
+        def heads(y_BTD: Tensor) -> Tensor:
+            """All heads, or those of this rank with tensor parallelism."""
+            return y_BTD.unflatten(-1, (-1, self.shape.head_numel)).transpose(1, 2)
 
-        q = rotate(heads(self.q(x_BTD), self.shape.heads), cos_TE, sin_TE)
-        k = rotate(heads(self.k(x_BTD), self.shape.kv_heads), cos_TE, sin_TE)
-        v = heads(self.v(x_BTD), self.shape.kv_heads)
+        q = rotate(heads(self.q(x_BTD)), cos_TE, sin_TE)
+        k = rotate(heads(self.k(x_BTD)), cos_TE, sin_TE)
+        v = heads(self.v(x_BTD))
         y_BHTE = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         mixed: Tensor = self.out(y_BHTE.transpose(1, 2).flatten(-2))
         return mixed

@@ -43,7 +43,8 @@ ELSEWHERE = {
     "mitigation": "tests/unit/test_bench_mitigation.py",
     "peers": "tests/process/test_benchmarks.py", "qwen": "tests/process/test_h200.py",
     "rejoin": "tests/process/test_rejoin.py", "repro_cost": "tests/process/test_benchmarks.py",
-    "torchft_cell": "tests/process/test_h200.py",
+    "torchft_cell": "tests/process/test_h200.py", "tensor_parallel": "tests/process/test_h200.py",
+    "qwen_parallel": "tests/process/test_h200.py",
 }  # fmt: skip
 """Modules that are not run here, and who tries them. Kill, straggler, unequal and rejoin
 start the same racks in the same way, so one of the four is enough, rejoin. Exchange needs root

@@ -7,6 +7,7 @@ exchange took place in them, and that overlapping it changes no bit of the losse
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,15 +76,27 @@ def test_racks_of_shards_do_the_same_with_two_ranks_each(nursery: Nursery, tmp_p
     assert "delay 20 ms: losses of blocking and concurrent equal" in said
 
 
-def test_torchft_runs_the_same_steps_where_it_is_installed(
-    nursery: Nursery, tmp_path: Path
+@pytest.mark.parametrize("words", [(), ("--parallel", "fsdp2")], ids=["single", "fsdp2"])
+def test_torchft_and_mend_take_turns_where_torchft_is_installed(
+    nursery: Nursery, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     pytest.importorskip("torchft")
-    launched(nursery, tmp_path, 1, script="torchft_cell")
-    cells = [one for one in lines(tmp_path / "rack0-rank0.jsonl") if one["kind"] == "cell"]
-    assert [one["mode"] for one in cells] == ["none", "torchft-blocking", "torchft-overlap"]
-    assert all(one["bytes_sent"] > 0 for one in cells[1:])
-    assert "| torchft-overlap | 0 |" in table(tmp_path)
+    ranks = 2 if words else 1
+    repeats = ("--repeats", "2", "--gap", "4", "--payload", "bfloat16")
+    launched(nursery, tmp_path, ranks, *repeats, *words, script="torchft_cell")
+    places = [(rack, rank) for rack in range(2) for rank in range(ranks)]
+    every = [lines(tmp_path / f"rack{rack}-rank{rank}.jsonl") for rack, rank in places]
+    for cells in ([one for one in each if one["kind"] == "cell"] for each in every):
+        turns = ["blocking", "concurrent", "torchft-blocking", "torchft-overlap"]
+        modes = [one["mode"] for one in cells]
+        assert modes == ["none", *turns, "none", *turns[::-1]]
+        assert all(one["bytes_sent"] > 0 for one in cells if one["mode"] != "none")
+        losses = {one["mode"]: one["losses"] for one in cells[:5]}
+        assert losses["torchft-overlap"] != losses["torchft-blocking"]
+        assert all(one["losses"] == losses[one["mode"]] for one in cells[5:]), "a cell was unclean"
+    said = table(tmp_path)
+    assert all(f"| {mode} | 0 |" in said for mode in turns)
+    assert said.count("losses of blocking and concurrent equal") == 2
 
 
 @pytest.mark.slow
@@ -107,6 +120,27 @@ def test_a_run_ends_before_its_budget_and_all_racks_at_the_same_cell(
         assert [line["kind"] for line in found] == ["start", "end"]
         assert found[-1]["reason"] == "budget"
     assert "0 cells (budget)" in table(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+def test_tensor_parallel_rack_trains_alike_with_async_tp_and_says_why_it_is_not_active(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    words = ("--env", "CUDA_VISIBLE_DEVICES=", ROOT / "benchmarks" / "tensor_parallel.py")
+    racks = ("--no-witness", "--racks", "2", "--nproc-per-rack", "2")
+    status, told = run_mend(nursery, "launch", *racks, *words, "--out", tmp_path, *TINY)
+    assert status == 0, told
+    said = [line.partition("] ")[2] for line in told.splitlines()]
+    (found,) = [json.loads(line) for line in said if line.startswith("{")]
+    none, off, on = (found["modes"][mode] for mode in ("none", "off", "on"))
+    assert (off["async_tp"], on["async_tp"]) == (["off"], ["not active: there is no CUDA device"])
+    assert off["versions"] == on["versions"] == [[1, 1, 1, 0]]
+    assert off["bytes_sent"][0] > 0 < on["bytes_sent"][0]
+    assert none["losses"][0] == off["losses"][0]
+    assert none["losses"] != off["losses"], "the peer's offers were not merged"
+    assert found["loss_apart"] == 0.0, "the same kernels: the same losses"
+    assert none["graphs"] == off["graphs"] == on["graphs"] == [2], "a block was not compiled"
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ release-check: $(RELEASE)/stamp ## build wheel and sdist into dist, check them, 
 site: $(SITE)/stamp ## build the pages of docs into build/site, and fail on a link that leads nowhere
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict # with --quiet it counts no warning
 
-gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS=10
+gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS="10 --busy 4": ten times, beside four busy loops
 	$(PYTHON) -m tests.gate $(ARGS)
 
 check: $(STAMP) ## format, lint, types, and who may import what

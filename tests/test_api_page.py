@@ -98,7 +98,7 @@ def test_every_parameter_is_explained_and_every_call_shown(name: str) -> None:
     assert any(name.rpartition(".")[2] in block for block in blocks[1:]), "an example"
 
 
-def test_it_tells_of_no_call_that_is_not_there() -> None:
+def test_api_page_documents_exactly_the_existing_calls() -> None:
     told = {name for name, body in sections().items() if "```python\ndef " in body}
     assert told == set(CALLS)
 

@@ -152,7 +152,7 @@ def test_parts_that_are_cut_at_its_borders_are_the_bytes_of_the_whole(
 
 @pytest.mark.parametrize("name", LOSSY)
 @pytest.mark.parametrize("what", INPUTS)
-def test_what_is_decoded_is_nearer_to_the_vector_than_zero_is(name: str, what: str) -> None:
+def test_decoded_vector_is_nearer_to_its_input_than_zero(name: str, what: str) -> None:
     """|x - C(x)| < |x|: without it the residual grows from round to round."""
     x = INPUTS[what]
     left = (x.double() - through(MADE[name](), x).double()).norm()
@@ -182,7 +182,7 @@ def test_zeros_stay_zeros_of_either_sign(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSY)
 @pytest.mark.parametrize("size", [2.0**-149, 3e-40, TINY / 3, TINY, 3 * TINY])
-def test_what_is_tiny_is_no_danger(name: str, size: float) -> None:
+def test_tiny_values_stay_finite_and_do_not_grow(name: str, size: float) -> None:
     x = torch.cat([torch.full((300,), size), torch.full((4200,), -size), torch.zeros(9)])
     y = through(MADE[name](), x)
     assert bool(torch.isfinite(y).all())
@@ -192,7 +192,7 @@ def test_what_is_tiny_is_no_danger(name: str, size: float) -> None:
 
 @pytest.mark.parametrize("name", sorted(MADE))
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 2.0**64])
-def test_what_is_no_number_is_not_offered(name: str, bad: float) -> None:
+def test_delta_with_nan_inf_or_huge_value_is_not_encoded(name: str, bad: float) -> None:
     numerics, x = Numerics(MADE[name](), Average(), Nesterov(1.0, 0.0)), noise(70_001)
     x[69_999] = bad
     with pytest.raises(NonFinite, match="69999"):

@@ -67,7 +67,7 @@ async def pulled(
 
 @pytest.mark.parametrize("size", [1, 65_537, (3 << 20) + 5])
 @pytest.mark.parametrize("checked", [True, False])
-async def test_what_is_served_arrives(lane: MakeLane, size: int, checked: bool) -> None:
+async def test_served_payload_arrives_unchanged(lane: MakeLane, size: int, checked: bool) -> None:
     holder, reader, sent = lane(), lane(), payload(size)
     holder.serve(KEY, memoryview(sent))
     checksum = checksum_of(sent) if checked else ""

@@ -138,7 +138,7 @@ def test_racks_that_agree_are_left_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in sorted(MADE) if isinstance(MADE[n](), Measuring)])
-def test_what_is_named_plain_is_merged_by_the_mean(name: str) -> None:
+def test_tensor_named_plain_is_merged_by_the_mean(name: str) -> None:
     vectors = deltas(2)
     start, stop = sum(SIZES[:3]), sum(SIZES[:4])
     mine, mean = merged(name, vectors, 2), merged("mean", vectors, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +102,22 @@ def test_reads():
 """)
     assert "1 failed, 1 passed" in output
     assert code == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_gate_with_busy_loops_runs_beside_them_and_marks_the_row(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tests/gate", tmp_path / "tests/gate")
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    (tmp_path / ".ci").mkdir()
+    run = tmp_path / ".ci/run"
+    run.write_text("#!/bin/sh\nwc -w < /proc/$PPID/task/$PPID/children >> children\n")
+    run.chmod(0o755)
+    for arguments in (["2", "--busy", "3"], []):
+        subprocess.run([sys.executable, "-m", "tests.gate", *arguments], cwd=tmp_path, check=True)
+    assert (tmp_path / "children").read_text().split() == ["4", "4", "1"], "the run is one"
+    rows = (tmp_path / "benchmarks/results/gate.md").read_text().splitlines()[-3:]
+    loads = [row.strip("| ").split(" | ")[7] for row in rows]
+    assert [load.partition(" + ")[2] for load in loads] == ["3", "3", ""]
 
 
 def test_record_of_a_run_that_lasts_outlives_many_short_ones(

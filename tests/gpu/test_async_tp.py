@@ -80,7 +80,7 @@ def trained(model: nn.Module, mesh: DeviceMesh) -> tuple[Tensor, list[Tensor]]:
     ]
 
 
-def test_what_it_says_is_what_the_compiled_graphs_hold(mesh: DeviceMesh) -> None:
+def test_async_tp_report_matches_the_compiled_graphs(mesh: DeviceMesh) -> None:
     plain_y, plain_grads = trained(model_on(mesh), mesh)
     model = model_on(mesh)
     notes: list[dict[str, object]] = []

@@ -237,7 +237,7 @@ class Draws:
 
 
 @pytest.mark.parametrize(("make_loss", "why"), [(Waits, "captur"), (Draws, "has other bits")])
-def test_what_a_graph_cannot_repeat_runs_without(make_loss: Any, why: str) -> None:
+def test_loss_that_a_cuda_graph_cannot_repeat_runs_without_graph(make_loss: Any, why: str) -> None:
     expected = trained(llama, make_loss(), 1, steps=5)
     found = trained(llama, make_loss(), 1, steps=5, cuda_graph=True, why_not=why)
     assert found == expected
@@ -348,7 +348,7 @@ def refused() -> dict[str, Callable[[], Any]]:
     "attention of 192 features", "index_add on a GPU", "index_put",
     "matrix product of torch.float64", "label smoothing", "sparse embedding",
 ])  # fmt: skip
-def test_what_has_no_order_is_refused_by_name(shape: None, what: str) -> None:
+def test_operation_without_a_fixed_order_is_refused_by_name(shape: None, what: str) -> None:
     with pytest.raises(NotDeterministic, match=what):
         refused()[what]()
 

@@ -238,6 +238,6 @@ def refuse_few() -> None:
         (refuse_few, "has a multiple of 8"),
     ],
 )
-def test_what_has_no_order_is_refused_on_several_ranks(refused: Any, named: str) -> None:
+def test_layer_without_a_fixed_order_is_refused_on_several_ranks(refused: Any, named: str) -> None:
     with enable(SEED, level="shape"), pytest.raises(NotDeterministic, match=named):
         refused()

@@ -177,7 +177,7 @@ forged("a retirement", Retire(1, 7), rack=PERSON)
 
 
 @pytest.mark.parametrize("row", FORGED)
-def test_what_is_forged_is_heard_without_a_key_and_not_with_one(
+def test_forged_frame_is_accepted_without_a_key_and_refused_with_one(
     target: Targets, dealer: Callable[..., zmq.Socket[bytes]], row: str
 ) -> None:
     frame, body = FORGED[row]
@@ -272,13 +272,13 @@ def test_without_keys_nobody_is_answered_elsewhere_than_he_is_or_the_settings_sa
     assert bare.io_loop.frames_refused >= 3
 
 
-def test_who_looks_learns_nothing_with_which_to_speak() -> None:
+def test_status_view_contains_no_incarnation() -> None:
     assert "incarnation" not in str(JobStatus.__struct_fields__)
     assert str(RACK_1.incarnation).encode() not in encode_view(view(0))
 
 
 @pytest.mark.parametrize("secrets", [(), (THEIRS,), (OURS,)], ids=["none", "theirs", "ours"])
-def test_who_looks_without_the_key_learns_nothing(
+def test_status_client_without_the_key_gets_no_answer(
     target: Targets, secrets: tuple[bytes, ...]
 ) -> None:
     keyed, answers = target(HERE, OURS), list[tuple[str, bytes]]()

@@ -211,7 +211,7 @@ def test_a_complete_checkpoint_is_never_overwritten(saved: Path, alone: Configur
     assert newest_checkpoint(saved.parent) == saved.with_name("second")
 
 
-def test_what_the_script_raises_leaves_no_checkpoint_and_training_goes_on(
+def test_error_in_the_save_function_leaves_no_checkpoint_and_training_continues(
     alone: Configure, tmp_path: Path
 ) -> None:
     model, optimizer = fresh()
@@ -434,7 +434,7 @@ def test_a_job_goes_on_from_a_checkpoint_that_torch_has_written(
 
 
 @of_one_process
-def test_what_torch_has_not_loaded_or_of_another_is_refused(
+def test_saved_state_that_is_not_loaded_or_does_not_match_is_refused(
     saved_by_torch: Path, alone: Configure, tmp_path: Path
 ) -> None:
     model, optimizer = fresh()

@@ -63,7 +63,7 @@ def test_a_rack_that_loses_a_rank_ends_and_the_other_trains_on(jobs: Jobs) -> No
     assert job.processes[1].code != -signal.SIGKILL, "torchrun itself was not killed"
 
 
-def test_what_one_rank_notices_all_ranks_of_its_rack_know(jobs: Jobs) -> None:
+def test_yes_of_one_rank_is_the_answer_of_all_ranks_of_its_rack(jobs: Jobs) -> None:
     """Rank 1 of rack 0 says yes at step 3, rank 0 of rack 1 at step 4; nobody of the other rack."""
     asks = {0: {"3": [["ask", 1]], "4": [["ask", 9]]}, 1: {"3": [["ask", 9]], "4": [["ask", 0]]}}
     job = jobs(ranks=2)

@@ -106,7 +106,7 @@ def test_a_device_that_died_is_told() -> None:
         device_killed()
 
 
-def test_what_a_killed_launch_leaves_is_removed_by_the_next() -> None:
+def test_leftovers_of_a_killed_launch_are_removed_by_the_next() -> None:
     """Its device dies with it and takes the interfaces along; empty namespaces are left."""
     command = [sys.executable, "-c", HELD]
     with subprocess.Popen(

@@ -145,7 +145,7 @@ def test_a_training_on_it_has_the_bits_of_a_torchrun_per_rack(
     assert [result["mesh"]["seat"][0] for result in results] == [0, 0, 1, 1]
 
 
-def test_what_rack_aware_finds_is_what_the_model_is_spread_over(world: World) -> None:
+def test_model_that_spans_two_racks_is_refused_with_rack_aware(world: World) -> None:
     """Racks of one rank, and a model that averages gradients over two."""
     config = {**CONFIG, "rack_aware": True}
     behind = {"MEND_RANKS_PER_RACK": "1"}

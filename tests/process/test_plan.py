@@ -11,7 +11,7 @@ from mend.config import MendConfig
 from tests.process.racks import LIMIT_S
 
 
-def test_what_is_printed_for_a_shell_configures_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exports_printed_by_plan_configure_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [
         *(sys.executable, "-m", "mend.tools", "plan", "--params", "1.5B", "--step-ms", "400"),
         *("--link", "1gbit,20ms", "--racks", "2", "--nproc-per-rack", "8"),

@@ -291,7 +291,9 @@ def test_tokens_add_up_and_go_into_the_step_that_follows(alone: Configure) -> No
             runtime.step()
 
 
-def test_what_is_accepted_for_other_libraries_says_that_it_does_nothing(alone: Configure) -> None:
+def test_compat_runtime_keeps_the_schedule_and_warns_of_an_unused_argument(
+    alone: Configure,
+) -> None:
     model, optimizer = fresh()
     compat.mend_init(model, alone(momentum_sync_period_steps=8), optimizer=optimizer)
     runtime = get_runtime(model)
@@ -375,7 +377,7 @@ def test_status_says_where_the_rack_stands(alone: Configure) -> None:
     assert last.versions == (2, 2)
 
 
-def test_what_overwrite_gives_up_has_a_column_of_its_own(alone: Configure) -> None:
+def test_steps_lost_to_overwrite_are_counted_as_discarded(alone: Configure) -> None:
     model, optimizer = fresh()
     config = alone(
         **LOCKSTEP, apply_mode="overwrite", outer_ramp_rounds=0, outer_optimizer_momentum=0

@@ -117,7 +117,7 @@ def test_an_optimizer_that_takes_over_is_counted(alone: Configure) -> None:
     assert alike(model, trained_without_mend())
 
 
-def test_what_a_drain_applies_is_no_uncounted_training(alone: Configure) -> None:
+def test_drain_that_applies_merges_is_not_uncounted_training(alone: Configure) -> None:
     model, optimizer = fresh()
     config = alone(fragments=1, sync_period_steps=STEPS, overlap_steps=4, apply_mode="overwrite")
     runtime = mend.mend_init(model, config, optimizer)
@@ -189,7 +189,7 @@ def test_other_models_train_beside_it_unseen(alone: Configure) -> None:
     assert status.step == STEPS
 
 
-def test_something_that_is_no_optimizer_is_refused(alone: Configure) -> None:
+def test_optimizer_without_param_groups_is_refused(alone: Configure) -> None:
     model, _ = fresh()
     with pytest.raises(UsageError, match=r"Linear\): it has no param_groups"):
         mend.mend_init(model, alone(), nn.Linear(1, 1))
@@ -224,7 +224,7 @@ def test_an_optimizer_whose_step_is_compiled_is_counted(alone: Configure) -> Non
 
 
 @pytest.mark.parametrize("give", [True, False])
-def test_what_other_optimizers_move_after_the_last_counted_step_is_merged(
+def test_update_by_another_optimizer_after_the_last_counted_step_is_merged(
     alone: Configure, give: bool
 ) -> None:
     """As of a GAN, one of them steps more often. What it did after the last step of the counted one

@@ -135,7 +135,7 @@ def refused(jobs: Jobs, sizes: Sequence[int], **options: Any) -> list[str]:
     return [text for _, text in found]
 
 
-def test_what_unequal_racks_cannot_exchange_is_refused_by_name(jobs: Jobs) -> None:
+def test_model_that_unequal_racks_cannot_exchange_is_refused_by_name(jobs: Jobs) -> None:
     """Before any socket is opened: the other rack is not there."""
     staged = {"script": "tests.process.staged", "layout": "stages"}
     for text in refused(jobs, (2, 1), **staged):

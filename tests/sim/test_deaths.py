@@ -55,7 +55,7 @@ def lineages_ns(world: World) -> list[int]:
     return [at_ns for _, _, at_ns in noted(world, "lineage")]
 
 
-def test_who_votes_alone_dies_and_all_that_are_left_begin_anew() -> None:
+def test_new_lineage_after_the_only_voter_died_waits_for_the_rack_cut_off() -> None:
     """Rack 1 is cut off, so that rack 0 votes alone, and is back when rack 0 has died and was
     started again. Its promise and the witness's are needed: either may hold what nobody else
     does. Nobody stood, as nobody had a vote."""
@@ -97,7 +97,7 @@ def two_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> World:
     return world.restart(0, at=13.0, until=13.4)
 
 
-def test_of_several_without_a_vote_all_must_promise(two_without_a_vote: World) -> None:
+def test_new_lineage_needs_promise_from_every_nonvoter(two_without_a_vote: World) -> None:
     world = two_without_a_vote
     assert world.run().problems == []
     rosters = world.checkers.agreement.rosters

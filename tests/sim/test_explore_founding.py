@@ -75,7 +75,7 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert found.trace[-1].endswith(found.broken)
 
 
-def test_what_cannot_happen_cannot_be_played() -> None:
+def test_play_of_an_impossible_action_is_refused() -> None:
     with pytest.raises(ValueError, match="'rack 1 appends Genesis': it cannot happen"):
         play(ModelWorld(Bounds()), ["rack 1 appends Genesis"])
 

@@ -72,7 +72,7 @@ def test_loss_and_doubles_of_the_whole_network_are_felt() -> None:
     assert felt["duplicate"] > 20
 
 
-def test_what_is_healed_is_felt_no_more() -> None:
+def test_healed_faults_have_no_further_effect() -> None:
     world = World(loss=0.3).cut(0, 1).lose(90).freeze(1, at=0.5).slow_rack(0, 4).heal(at=0.7)
     report = run(world)
     assert world.broken.active == {}

@@ -56,7 +56,7 @@ def test_rounds_stop_waiting_for_a_slow_rack_and_wait_again_when_it_is_well() ->
     assert_replays(world)
 
 
-def test_what_the_overlap_hides_costs_nothing_and_moves_nobody() -> None:
+def test_slow_rack_hidden_by_the_overlap_is_not_mitigated() -> None:
     """Rounds wait within the adaptive window, which is a part of the slack: the first rung."""
     slow = (Fault("slow_rack", BEGINS_NS, ENDS_NS, SLOW, amount=2),)
     world = World(
@@ -160,7 +160,7 @@ def test_a_slow_rack_is_evicted_with_all_its_work_merged_and_comes_back_as_a_twi
     assert_replays(world)
 
 
-def test_of_two_racks_one_is_evicted_only_beside_a_witness() -> None:
+def test_slow_rack_of_two_is_evicted_only_with_a_witness() -> None:
     for witness in (True, False):
         world = World(evicting(racks=2, witness=witness, steps=(160, 160)))
         assert world.run().problems == []
@@ -276,7 +276,7 @@ def test_evictions_are_drawn_with_all_that_they_may_meet() -> None:
         assert sum(met) >= 4, f"of {len(evicting)}"
 
 
-def test_some_seeds_have_a_slow_rack_that_is_evicted() -> None:
+def test_drawn_scenarios_include_a_few_with_an_evicted_slow_rack() -> None:
     stories = ((seed, scripted(seed)) for seed in range(400))
     slow = [seed for seed, story in stories if story is not None and story.acts]
     assert 1 <= len(slow) <= 12

@@ -79,7 +79,7 @@ def test_planted_bug_changes_its_functions_and_is_taken_out_again(name: str) -> 
     assert all(f.__code__ is was for f, was in zip(functions, before, strict=True))
 
 
-def test_what_is_shown_elsewhere_is_a_bug_of_the_list() -> None:
+def test_bugs_shown_elsewhere_are_in_the_list() -> None:
     assert ELSEWHERE.keys() <= NAMED.keys()
 
 

@@ -132,7 +132,7 @@ def digest_in(
     return digest_of(data, stop - start, version, rounds, bases.numel())
 
 
-def test_some_seed_has_rounds_that_miss_a_rack_and_momentum_that_rises() -> None:
+def test_pinned_seed_has_partial_rounds_and_changing_momentum() -> None:
     assert PARTIAL in CHOSEN
     world = World(PARTIAL)
     assert world.scenario.momentum
@@ -143,7 +143,7 @@ def test_some_seed_has_rounds_that_miss_a_rack_and_momentum_that_rises() -> None
     assert len({fields["momentum"] for fields in logged(world)}) > 1
 
 
-def test_some_seed_merges_cut_racks_without_momentum() -> None:
+def test_pinned_seed_merges_cut_racks_without_momentum() -> None:
     world = World(TURNED)
     assert world.scenario.ranks > 1
     assert world.scenario.momentum
@@ -159,7 +159,7 @@ def test_some_seed_merges_cut_racks_without_momentum() -> None:
     )
 
 
-def test_some_seed_goes_on_from_a_checkpoint() -> None:
+def test_pinned_seed_resumes_from_a_checkpoint_with_momentum() -> None:
     scenario = draw(RESUMED)
     assert fits(scenario)
     assert scenario.first

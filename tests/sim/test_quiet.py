@@ -75,7 +75,7 @@ def test_rank_decides_as_if_it_looked_at_everything(
 
 
 @pytest.mark.parametrize("seed", SEEDS[:2])
-def test_what_is_kept_equals_what_would_be_made_again(
+def test_cached_orders_and_deadlines_equal_newly_computed_ones(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The orders of a leader for its ranks, and the deadlines of all machines."""

@@ -345,7 +345,7 @@ def test_no_invariant_breaks_under_rda_with_two_ranks(seeds: list[int]) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("back", ["cut off", "restarted"])
-def test_who_is_further_behind_than_the_log_goes_on_from_a_snapshot(ranks: int, back: str) -> None:
+def test_rack_behind_the_start_of_the_log_continues_from_a_snapshot(ranks: int, back: str) -> None:
     """With a log of three records; a rack that missed them, or joins, could never read it."""
     world = World(seed=3, racks=3, ranks=ranks, records_kept=3, steps=50, shutdown_ns=40 * SECOND)
     if back == "cut off":

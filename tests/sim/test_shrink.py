@@ -45,7 +45,7 @@ def test_another_invariant_is_another_bug() -> None:
     assert shrink(BIG, run=run).racks == 3
 
 
-def test_what_holds_stays_as_it_is() -> None:
+def test_scenario_without_problems_is_not_shrunk() -> None:
     assert shrink(BIG, run=lambda scenario: []) == BIG
 
 

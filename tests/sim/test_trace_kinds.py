@@ -63,7 +63,7 @@ class Lost(LoggedEvent, frozen=True, tag="applied"):
         (Lost("lost"), "lost"),
     ],
 )
-def test_what_has_no_number_is_refused(event: LoggedEvent, named: str) -> None:
+def test_event_or_field_without_a_number_is_refused(event: LoggedEvent, named: str) -> None:
     """Else a trace would be silent about it."""
     with pytest.raises(KeyError, match=named):
         numbered(event)

@@ -59,7 +59,7 @@ def test_the_python_of_a_scenario_makes_it_again(seed: int) -> None:
     assert eval(python_of(scenario), {"Scenario": Scenario, "Fault": Fault}) == scenario
 
 
-def test_what_is_fixed_is_not_drawn() -> None:
+def test_fixed_values_are_not_drawn() -> None:
     fixed = {"racks": 3, "period_steps": 20, "overlap_steps": 5, "k": 2, "fragments": 2}
     for seed in range(50):
         scenario = draw(seed, fixed)

@@ -72,7 +72,7 @@ def test_one_lie_is_one_finding_at_least(lives: list[Life], finding: str) -> Non
     assert any(finding in sentence for sentence in found), found
 
 
-def test_what_the_machine_or_the_harness_held_up_is_not_held_against_mend() -> None:
+def test_step_delayed_by_the_machine_or_the_harness_is_not_a_finding() -> None:
     late = altered(2, inside_ms=1500.0)
     late[1].lines[4]["late_ms"] = 500.0
     assert judge(late) == []
@@ -167,7 +167,9 @@ def test_a_line_that_a_dead_process_was_writing_is_left_out(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("state", "fine"), [("state 3", True), ("state 2", False)])
-def test_who_joins_has_the_state_of_the_step_it_begins_behind(state: str, fine: bool) -> None:
+def test_joiner_whose_state_no_rack_had_at_its_first_step_is_a_finding(
+    state: str, fine: bool
+) -> None:
     lines = [{**each, "state": f"state {each['step']}"} for each in diary()]
     killed = replace(TRUE[1], lines=lines[:3], code=-9, killed=True)
     again = [{**line("start", 3, 1), "tokens": 0, "told_tokens": 0, "ledger": [0.0] * 3}]

@@ -43,7 +43,7 @@ def test_a_leak_is_found(of: Callable[[int], tuple[float, int, int]], finding: s
     assert found.endswith(finding)
 
 
-def test_what_is_beyond_its_bound_and_what_does_not_replay_is_found() -> None:
+def test_file_beyond_its_bound_and_failed_replay_are_findings() -> None:
     calm = {"rack 0": process(lambda n: (150.0, 9, 20))}
     assert ROUNDS == 202_500
     good = Soaked(calm, {"rack 0": 0}, {"a.mend": 1.0, "a.jsonl": 9.0}, {"a": "equal, 3"}, 60)

@@ -77,7 +77,7 @@ def test_a_straggler_costs_what_the_fast_racks_steps_get_longer() -> None:
     assert straggler.costs_ms([(alike, slow)], gap=8) == pytest.approx([16.0, 16.0])
 
 
-def test_what_a_straggler_has_merged_is_a_share_of_its_own_tokens() -> None:
+def test_merged_percentage_of_a_straggler_is_of_its_own_tokens() -> None:
     job = {rack: at(10.0, rack=rack, tokens=100, tokens_merged=95.0) for rack in (0, 1)}
     job[2] = at(10.0, rack=2, tokens=8, tokens_merged=6.0)
     assert straggler.merged_pct([job], (2,)) == [75.0]

@@ -132,7 +132,7 @@ def test_the_results_of_the_repository_compare_with_themselves() -> None:
     assert all(compare.line_of(name, each, each).verdict == "same" for name, each in rows.items())
 
 
-def test_what_is_no_result_is_said(tmp_path: Path) -> None:
+def test_unreadable_or_missing_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(compare.Refused, match="cannot be read"):
         compare.read(tmp_path / "broken.json")

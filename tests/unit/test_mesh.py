@@ -87,7 +87,7 @@ def test_switches_with_unequal_nodes() -> None:
     refused(places)
 
 
-def test_unequal_hosts_and_a_single_one_are_refused() -> None:
+def test_hosts_of_unequal_size_and_a_single_host_are_refused() -> None:
     refused(on(*"AAAB"))
     refused(on(*"AAAA"))
 
@@ -186,6 +186,6 @@ def test_rack_aware_takes_a_torchrun_for_one_rack() -> None:
     ],
     ids=["two numbers", "one rack of several", "no addresses"],
 )
-def test_what_rack_aware_cannot_decide(places: list[Place]) -> None:
+def test_places_that_rack_aware_cannot_decide_are_refused(places: list[Place]) -> None:
     with golden.raises(ConfigError):
         without_mesh(places, addressed=False)

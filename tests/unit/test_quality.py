@@ -234,7 +234,7 @@ def test_one_seed_bounds_nothing_and_says_so() -> None:
     assert "no interval" in line
 
 
-def test_of_two_runs_of_a_cell_the_later_counts() -> None:
+def test_later_of_two_runs_of_a_cell_counts() -> None:
     found = quality_table.newest([row(2, 1, "diloco", 2.0), row(2, 1, "diloco", 3.0)])
     assert found[2, "diloco"][1]["loss"] == 3.0
 
@@ -291,7 +291,7 @@ def test_runs_that_do_not_compare_are_not_put_into_one_table() -> None:
         quality.check_text(kept, row(2, 1, "alone", 2.0) | {"text_sha256": "other"})
 
 
-def test_what_is_asked_for_becomes_cells() -> None:
+def test_options_select_the_cells_and_invalid_ones_are_refused() -> None:
     options = quality.parse_options(["--seeds", "2", "--racks", "4", "--arms", "diloco,page-long"])
     found = [c.key for c in quality.cells(PLAN, options)]
     assert found == [(4, s, arm) for s in (1, 2) for arm in ("diloco", "page-long")]

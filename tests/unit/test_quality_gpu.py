@@ -202,7 +202,7 @@ def test_batched_low_rank_is_that_of_mend() -> None:
 
 
 @pytest.mark.parametrize("feedback", ["buffer", "none", "weights"])
-def test_what_a_codec_leaves_out_is_kept_as_the_arm_says(feedback: str) -> None:
+def test_residual_of_a_codec_is_kept_as_the_arm_says(feedback: str) -> None:
     """One rack alone, two captures of 4096 elements, of which topk sends 64: what was trained is
     merged, or owed, or in the weights; without feedback the rest is gone."""
     moved = torch.randn(1, 1, 4096, generator=torch.Generator().manual_seed(8))

@@ -98,7 +98,7 @@ def test_saved_results_are_one_file_per_row(checkout: Path) -> None:
     assert kept["measured"] == 0.91
 
 
-def test_of_each_gpu_the_last_result_is_kept() -> None:
+def test_file_name_of_a_gpu_result_contains_the_gpu() -> None:
     found: dict[str, Any] = {"name": "gpu", "machine": {"gpu": "NVIDIA H100 80GB HBM3"}}
     assert file_stem(found) == "gpu_nvidia_h100_80gb_hbm3"
     assert file_stem({"name": "lane", "machine": {"cpu": "Xeon"}}) == "lane"
@@ -132,7 +132,7 @@ def test_rows_go_by_the_names_that_people_type() -> None:
         ({"save": True, "names": ("a",), "arguments": ("--numel", "7")}, "Leave --quick"),
     ],
 )
-def test_what_makes_no_sense_together_is_refused(given: dict[str, Any], said: str) -> None:
+def test_conflicting_options_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Wanted(**given)
 

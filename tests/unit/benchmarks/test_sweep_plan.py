@@ -92,7 +92,7 @@ def test_a_cell_is_made_by_settings_that_mend_itself_accepts(
     assert command_of(sweep, cell) == ("train.py", "--seed", "4")
 
 
-def test_what_counts_begins_when_merges_are_applied() -> None:
+def test_counted_steps_begin_when_merges_are_applied() -> None:
     place = settings().places[0]
     late, early = (Cell(seed=0, place=place, mode=CONCURRENT, overlap_steps=tau) for tau in (12, 2))
     assert counted_from(settings(), late) == 12
@@ -123,7 +123,7 @@ def test_settings_survive_a_file_and_every_one_of_them_counts() -> None:
         ({"env": {"MEND_LOCKSTEP": "false"}}, "env"),
     ],
 )  # fmt: skip
-def test_what_no_run_could_be_made_of_is_refused(more: dict[str, Any], field: str) -> None:
+def test_settings_that_no_run_could_have_are_refused(more: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settings(**more)
     assert caught.value.field == field

@@ -53,7 +53,7 @@ def test_markdown_says_all_with_intervals_and_how_it_was_made() -> None:
     assert text.count("\n| ") == 1 + 6
 
 
-def test_what_differs_is_said_without_being_asked() -> None:
+def test_verdict_names_differences_and_missing_comparisons() -> None:
     differ = Bits(
         2, 1, 5, ("loss of rack 0 rank 0, number 3: 1.0 and 2.0: differs in a and b",), ""
     )

@@ -34,7 +34,7 @@ def test_a_parcel_is_read_as_what_the_host_would_have_made(name: str, numel: int
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -(2.0**64)])
-def test_what_is_no_number_is_found_where_it_is(value: float) -> None:
+def test_nan_inf_or_huge_value_is_located_in_its_block(value: float) -> None:
     codec = codec_named("int8")
     encoder = DeviceEncoder(codec, reference(codec))
     snapshot_N = torch.zeros(9000)

@@ -96,7 +96,7 @@ def test_the_size_is_the_formula_and_any_window_has_the_bits_of_the_whole(owners
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_what_is_decoded_is_nearer_to_the_vector_than_zero_is(version: int) -> None:
+def test_decoded_vector_is_nearer_to_its_input_than_zero(version: int) -> None:
     part = PowerSGD(RANK).of(owned(), 2)
     state = begun(part)
     for size in (2.0**-50, 1.0, 2.0**60):
@@ -272,7 +272,7 @@ def test_an_offer_older_than_may_be_merged_has_no_basis_any_more() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 2.0**64])
-def test_what_is_no_number_is_not_offered(bad: float) -> None:
+def test_delta_with_nan_inf_or_huge_value_is_not_encoded(bad: float) -> None:
     numerics, part = numerics_of(), owned()
     anchor, x = numerics.genesis(noise(part.numel, 1), part), noise(part.numel, 2)
     x[6200] = bad

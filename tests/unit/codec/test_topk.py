@@ -22,7 +22,7 @@ def test_the_64_greatest_of_every_chunk_are_kept_with_their_signs() -> None:
         assert len(found.abs()[kept].unique()) == 2
 
 
-def test_of_equals_the_first_are_kept() -> None:
+def test_topk_of_equal_values_keeps_the_first() -> None:
     x = torch.ones(4096)
     x[4000] = 2.0
     y = through(x)

@@ -41,7 +41,7 @@ def test_auto_shards_where_it_is_less_as_merged_slices_travel_as_fp32(
         ({"racks": 4, "codec": "powersgd"}, "powersgd-4"),
     ],
 )
-def test_what_cannot_be_merged_slice_by_slice_is_refused_or_a_mesh(
+def test_job_that_cannot_merge_by_slice_is_refused_or_with_auto_a_mesh(
     fields: dict[str, Any], why: str
 ) -> None:
     with golden.raises(ConfigError) as raised:

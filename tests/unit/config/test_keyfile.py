@@ -35,7 +35,7 @@ def key(tmp_path: Path) -> Path:
     return tmp_path / "key"
 
 
-def test_what_is_made_is_read_the_first_key_first_and_others_may_not(key: Path) -> None:
+def test_key_file_is_read_in_order_and_private_to_its_owner(key: Path) -> None:
     assert read_secrets(key) == (ONE, OTHER)
     assert key.stat().st_mode & 0o777 == 0o600
 
@@ -141,7 +141,7 @@ def test_no_repr_of_what_a_rank_is_made_of_has_the_key(key: Path) -> None:
     assert line_of(ONE)[11:] not in repr(settings)
 
 
-def test_who_only_looks_needs_the_key_and_no_other_setting(
+def test_key_in_force_is_read_although_other_settings_are_invalid(
     key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEND_NONSENSE", "1")

@@ -199,7 +199,7 @@ def test_an_ipv6_number_cannot_be_advertised() -> None:
         place(given, site)
 
 
-def test_whatever_all_racks_agree_on_is_never_inferred_apart() -> None:
+def test_racks_with_equal_peer_lists_infer_equal_addresses_or_are_refused() -> None:
     """Every rack of every job of up to four, with each list that it may have, finds its number or
     is refused; no two of them find another number for the same address."""
     for racks in (2, 3, 4):

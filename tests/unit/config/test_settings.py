@@ -311,7 +311,7 @@ def test_a_rack_beyond_the_racks_is_refused() -> None:
     assert MendConfig(rack=2, racks=3).rack_number == 2
 
 
-def test_who_does_not_know_its_rack_is_told_how_to_say_it() -> None:
+def test_rack_number_and_address_without_a_rack_are_refused() -> None:
     config = MendConfig()
     with golden.raises(ConfigError):
         _ = config.rack_number
@@ -368,7 +368,7 @@ def test_a_rack_listens_where_it_is_told_or_where_the_others_look_for_it() -> No
 
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:21900", "tcp://[::]:21900"])
-def test_who_listens_everywhere_must_say_where_to_find_it(address: str) -> None:
+def test_wildcard_address_without_advertise_host_is_refused(address: str) -> None:
     """Otherwise the other racks would be told to connect to 0.0.0.0, which is themselves."""
     with golden.raises(ConfigError):
         MendConfig(rack=0, sideband_addr=address)
@@ -500,14 +500,14 @@ def test_moments_are_averaged_less_often_than_they_overlap() -> None:
         MendConfig(second_moment_sync_period_steps=8, sync_period_steps=128)
 
 
-def test_what_finds_slow_racks_is_checked_together() -> None:
+def test_conflicting_failslow_settings_are_refused() -> None:
     with golden.raises(ConfigError):
         MendConfig(failslow_window_steps=4, failslow_min_samples=5)
     with golden.raises(ConfigError):
         MendConfig(failslow_action="evict", lockstep=True)
 
 
-def test_nobody_joins_in_lockstep_so_nothing_is_mirrored() -> None:
+def test_mirrored_rack_state_in_lockstep_is_refused() -> None:
     with golden.raises(ConfigError):
         MendConfig(lockstep=True, mirror_rack_state=True)
 

@@ -195,7 +195,7 @@ def test_candidates_own_tail_is_not_adopted_before_its_own_promise() -> None:
     assert cast.voters[cast.me].log.after(0) == tuple(of_rack(1, 4)), "its vote is asked as others"
 
 
-def test_what_no_promise_shows_is_not_carried_over_though_it_fits_behind_what_is() -> None:
+def test_record_that_no_promise_contains_is_not_carried_over_although_it_fits() -> None:
     cast = cast_of(0, 1, 2)
     cast.accepts(FIRST, of_rack(0, 3), 1, 1)
     cast.accepts(FIRST, of_rack(0, 1), 1, 0, 2)
@@ -383,7 +383,7 @@ def test_accepts_count_by_member() -> None:
     assert len(cast.follow(0)) == 1
 
 
-def test_what_too_few_have_reached_is_not_decided_with_what_is_before_it() -> None:
+def test_record_accepted_by_too_few_is_not_decided_with_the_one_before_it() -> None:
     cast = leading(0, 1, 2)
     proposer = cast.proposer
     for version in (1, 2):
@@ -736,9 +736,7 @@ def test_a_lineage_keeps_the_seat_that_a_record_gave_which_was_not_decided() -> 
     assert [seat.member for seat in cast.begun.members] == [member(0), again.member]
 
 
-def test_who_got_a_seat_that_is_not_decided_is_asked_where_voters_of_the_roster_before_died() -> (
-    None
-):
+def test_member_of_an_undecided_roster_is_asked_when_a_voter_of_the_one_before_died() -> None:
     """Rack 0 had died, was started again and got a seat without a vote; that could not be decided
     without its former life. All that are left must promise, so the new life too, but it was never
     asked: none of the voters of the undecided roster was dead. Nobody decided anything any more."""

@@ -29,13 +29,15 @@ def test_two_quorums_always_share_a_voter(voters: frozenset[int]) -> None:
 
 
 @given(VOTERS)
-def test_of_any_two_sides_of_a_cut_exactly_one_may_decide(voters: frozenset[int]) -> None:
+def test_voters_cut_in_two_have_a_quorum_on_exactly_one_side(voters: frozenset[int]) -> None:
     for side in subsets(voters):
         assert quorum(side, voters) != quorum(voters - side, voters)
 
 
 @given(RACKS, VOTERS)
-def test_who_holds_meets_every_quorum(holders: frozenset[int], voters: frozenset[int]) -> None:
+def test_holders_that_meet_every_quorum_hold(
+    holders: frozenset[int], voters: frozenset[int]
+) -> None:
     met = all(holders & votes for votes in subsets(voters) if quorum(votes, voters))
     assert hold(holders, voters) == met
 
@@ -60,7 +62,9 @@ def test_votes_of_strangers_do_not_count(votes: frozenset[int], voters: frozense
         ({0}, set(), False),
     ],
 )
-def test_who_may_decide(votes: set[int], voters: set[int], may: bool) -> None:
+def test_votes_decide_with_a_majority_or_half_and_the_lowest_voter(
+    votes: set[int], voters: set[int], may: bool
+) -> None:
     assert quorum(votes, voters) is may
 
 

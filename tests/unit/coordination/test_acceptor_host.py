@@ -176,7 +176,7 @@ def test_the_coordinator_itself_may_stand_again_at_once(ears: Ears) -> None:
     assert vote.acceptor_state.promised == ballot_of(2, 0)
 
 
-def test_who_never_heard_orders_promises() -> None:
+def test_acceptor_that_never_heard_orders_promises() -> None:
     ears = Ears(begun=False)
     ears.follower.acceptor.append(FIRST, 0, "", [BEGIN], 1, 1)
     ears.asked(ballot_of(2, 2))
@@ -388,7 +388,7 @@ def test_rack_without_a_seat_reads_the_log_of_a_new_lineage() -> None:
     assert ears.follower.acceptor.promised == ballot_of(5, 2)
 
 
-def test_who_had_a_seat_stays_with_its_job(ears: Ears) -> None:
+def test_member_with_a_seat_refuses_a_new_lineage_without_it(ears: Ears) -> None:
     assert not ears.follower.homeless()
     assert ears.told(of_the_new_lineage(1, anew(2)), RIVAL, member(2).incarnation) is None
     assert ears.follower.acceptor.log.last == 1

@@ -33,7 +33,7 @@ def test_how_long_it_stays(rack: int, log: LogState, confirmed: bool, stays_ns: 
     assert ending.due_ns is None, "a deadline that has passed wakes its process for ever"
 
 
-def test_nobody_is_missing_before_the_end() -> None:
+def test_no_rack_is_missing_before_the_end() -> None:
     running = log_of(genesis(racks=2), roster(1, [0, 1], non_voters=[1])).appended
     assert missing(running) == set()
     assert missing(WITHOUT_1) == {1}

@@ -43,7 +43,7 @@ def started(
     return [fetch.offer for fetch in fetches]
 
 
-def test_what_is_wanted_is_fetched_once() -> None:
+def test_wanted_offer_is_fetched_once() -> None:
     pulls = pulls_of(offer(1))
     assert started(pulls) == [offer(1)]
     assert pulls.flying(key(offer(1)))
@@ -89,7 +89,7 @@ def test_no_link_is_idle_while_a_rack_lacks_its_payload(racks: int, apart: bool)
     assert asked == dict.fromkeys(range(racks), racks - 1)
 
 
-def test_of_very_many_racks_each_is_asked_by_as_many() -> None:
+def test_very_many_racks_are_each_asked_by_equally_many() -> None:
     racks = 2 * SENDERS_MAX
     asked = Counter[int]()
     for me in range(racks):

@@ -57,7 +57,7 @@ def test_each_record_is_sent_once() -> None:
     assert reader.next(4) == Portion(4)
 
 
-def test_what_an_answer_lacks_is_sent_again() -> None:
+def test_records_missing_from_an_answer_are_sent_again() -> None:
     reader = Reader(grown(3, decided=3))
     first = reader.next(1)
     reader.next(1)
@@ -68,7 +68,9 @@ def test_what_an_answer_lacks_is_sent_again() -> None:
 
 
 @pytest.mark.parametrize(("decided", "after_ns"), [(3, AGAIN_NS), (2, STRANGE_NS)])
-def test_what_nobody_answers_is_sent_again_after_a_while(decided: int, after_ns: int) -> None:
+def test_records_without_an_answer_are_sent_again_after_a_while(
+    decided: int, after_ns: int
+) -> None:
     """A new lineage soon: without it a reader does not know that it is spoken to."""
     reader = Reader(grown(3, decided=decided))
     if decided == 2:

@@ -82,7 +82,7 @@ def test_a_move_is_due_when_what_was_lost_has_reached_its_price() -> None:
     assert due(ladder, log(), SLOW) is None, "what led to a move is paid for"
 
 
-def test_what_the_overlap_hides_is_not_lost() -> None:
+def test_time_hidden_by_the_overlap_is_not_counted_as_lost() -> None:
     ladder = Ladder()
     ladder.count(waiting(1, hidden_ns=PRICE_NS), [SLOW], 2 * PRICE_NS - MS)
     assert ladder.lost_ns == {1: PRICE_NS - MS}
@@ -375,7 +375,7 @@ def test_only_what_a_restart_may_mend_is_restarted() -> None:
         assert spared(evicting(**changes))
 
 
-def test_nobody_is_evicted_whom_the_others_need() -> None:
+def test_rack_that_the_others_need_is_not_evicted() -> None:
     assert not spared(evicting(2, witness=True))
     assert spared(evicting(2)), "two racks without a witness"
     assert spared(evicting(2, witness=True), live=LIVE), "the witness is silent"

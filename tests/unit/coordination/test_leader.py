@@ -368,7 +368,7 @@ def test_news_is_reported_at_once_whenever_orders_come(rack: Rack) -> None:
     assert len(sent(rack.say(0, versions=(2,)), COORDINATOR)) == 1
 
 
-def test_what_a_rack_holds_waits_for_more_where_racks_are_many() -> None:
+def test_report_of_held_offers_waits_for_more_in_a_job_of_many_racks() -> None:
     """Each of R racks gets R offers, one after the other, which would be R reports of each rack."""
     rack = Rack()
     rack.say(0)
@@ -761,7 +761,7 @@ def test_everything_is_repeated_each_heartbeat_and_said_at_once_when_new(rack: R
     assert len(sent(rack.say(0, step=3), COORDINATOR)) == 1
 
 
-def test_the_last_word_is_the_newest(rack: Rack) -> None:
+def test_farewell_report_is_newer_than_the_last_report(rack: Rack) -> None:
     rack.say(0, step=9)
     word = rack.machine.farewell()
     assert word.to == COORDINATOR

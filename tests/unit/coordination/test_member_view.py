@@ -30,7 +30,7 @@ def test_holders_are_what_the_views_say_whatever_came_before() -> None:
         assert holders.follow(views) == expected
 
 
-def test_what_a_former_life_offered_is_held_by_nobody_who_holds_the_new_one() -> None:
+def test_holder_of_an_offer_of_a_former_life_does_not_hold_that_of_the_new_life() -> None:
     """They have the same number: a rack counts from 1 in each of its lives."""
     view = MemberView(member(0), 0)
     view.hears(report(1, got=(offer_id(offer(1, life=0)),)), 1)

@@ -212,7 +212,7 @@ def test_silence_costs_the_seat_after_evict_ns() -> None:
     assert change.reason == "rack 2 was absent for too long"
 
 
-def test_nobody_is_put_out_where_eviction_is_off() -> None:
+def test_silent_rack_with_eviction_off_keeps_its_seat() -> None:
     """0 is said by the settings, and in lockstep by the coordinator."""
     house = House()
     house.fields["evict_ns"] = 0
@@ -229,7 +229,7 @@ def test_a_silent_witness_keeps_its_seat() -> None:
 # -------------------------------------------------------------- never at the cost of bytes
 
 
-def test_nobody_goes_when_a_quorum_without_the_bytes_would_be_left() -> None:
+def test_silent_rack_keeps_its_seat_while_the_remaining_quorum_lacks_the_bytes() -> None:
     """Racks 0 and 1 hold version 1. Without rack 0, rack 2 is not the lower of two, but 1 is."""
     house = House()
     house.say(2, versions=(0,))

@@ -270,7 +270,7 @@ def test_offers_of_others_are_pulled_from_their_owner_first(rack: Rack) -> None:
     assert rack.report.got == (offer_id(theirs),)
 
 
-def test_what_a_rank_holds_waits_for_more_where_racks_are_many() -> None:
+def test_report_of_held_offers_waits_for_more_in_a_job_of_many_racks() -> None:
     rack = Rack(racks=20).begun()
     first, second = offer(OTHER), offer(THIRD)
     rack.told(offers=(first, second))

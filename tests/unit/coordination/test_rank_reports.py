@@ -79,7 +79,7 @@ def test_an_aggregate_is_that_of_the_newest_reports_whatever_came_before() -> No
             assert reports.step_ns == max(each.step_ns for each in reports.newest.values())
 
 
-def test_what_all_but_the_first_and_the_last_rank_say_costs_no_look_at_the_others() -> None:
+def test_capture_parts_of_many_ranks_are_news_at_the_first_and_the_last_only() -> None:
     ranks = 64
     reports = RankReports(member(1), ranks, 1)
     known = [replace(rank_report(0, 1), serial=1) for _ in range(ranks)]

@@ -183,7 +183,7 @@ def test_many_racks_may_take_turns() -> None:
     assert set(seen(log)) == set(range(5))
 
 
-def test_who_has_lost_its_vote_is_waited_for_like_any_other_who_has_just_come_is_not() -> None:
+def test_nonvoter_is_awaited_unless_it_waits_for_a_training_state() -> None:
     log = log_of(
         genesis(racks=2, witness=True),
         roster(1, [0, 1, 2], non_voters=[1, 2, WITNESS], witness=True),

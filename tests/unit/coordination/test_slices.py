@@ -118,7 +118,7 @@ def test_a_payload_that_fails_holds_up_merged_slices_no_longer_than_the_own_merg
     assert moved(slices) == [fetch(0, 0, 0)]
 
 
-def test_who_is_no_member_pulls_merged_slices_and_says_nothing() -> None:
+def test_rank_outside_the_gather_pulls_merged_slices_and_reports_nothing() -> None:
     me = Peer(3, 0)
     slices = begun(me)
     assert moved(slices, me) == []
@@ -179,7 +179,7 @@ def test_a_member_without_a_seat_or_a_merge_without_a_result_is_a_failure() -> N
     assert slices.report(0) == Sliced(0, 1, 1, failed=True)
 
 
-def test_what_comes_of_another_attempt_counts_for_nothing() -> None:
+def test_slices_of_another_attempt_are_ignored() -> None:
     slices = begun()
     moved(slices)
     assert slices.begin(gather(attempt=2), MINE) == [FreeSlices(0, 1, 1)]

@@ -144,7 +144,7 @@ def test_a_cause_is_told_in_words_and_one_that_no_detector_says_is_unknown() -> 
     assert sentence_of(replace(verdict, cause="")).startswith("rack 3 is slow: ")
 
 
-def test_of_ranks_that_are_all_slow_that_one_is_named_whose_cause_is_known() -> None:
+def test_slow_rank_with_a_known_cause_is_named_when_all_are_slow() -> None:
     """The others wait for it, and may seem slower still."""
     ranks = [Pace(0, 12, 2, 5, 2100, 998, "unknown"), Pace(1, 11, 2, 5, 2000, 998, "input")]
     assert (pace_of_rack(ranks).rank, pace_of_rack(ranks).cause) == (1, "input")

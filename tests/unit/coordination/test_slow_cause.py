@@ -84,7 +84,7 @@ def test_slow_link_is_named_by_its_other_end_if_it_is_no_scheduler(
     assert note.event.fields()[told[0]] == told[1]
 
 
-def test_what_comes_late_belongs_to_no_verdict() -> None:
+def test_validation_and_probe_after_the_search_are_ignored() -> None:
     search = healthy()
     asked = begun(search, 2.0)
     search.over()

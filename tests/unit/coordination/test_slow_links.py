@@ -65,7 +65,7 @@ def test_a_link_that_takes_four_times_as_long_is_named_until_it_recovers() -> No
     assert rank.links.slow == ()
 
 
-def test_what_varies_by_less_than_two_is_no_verdict() -> None:
+def test_pulls_that_vary_by_less_than_a_factor_of_two_give_no_verdict() -> None:
     for after_ns, noise in ((160 * MS, 0.1), (100 * MS, 0.6)):
         rank = Rank()
         rank.rounds(60, 100 * MS, noise=0.1)
@@ -73,7 +73,7 @@ def test_what_varies_by_less_than_two_is_no_verdict() -> None:
         assert rank.notes == []
 
 
-def test_some_slow_pulls_are_no_slow_link() -> None:
+def test_few_slow_pulls_are_not_reported_as_a_slow_link() -> None:
     rank = Rank()
     rank.rounds(40, 100 * MS)
     rank.rounds(3, 900 * MS)
@@ -89,7 +89,7 @@ def test_time_is_divided_by_bytes() -> None:
     assert rank.notes == []
 
 
-def test_who_is_pulled_from_beside_another_rack_shares_the_link_with_it() -> None:
+def test_rack_pulled_beside_another_rack_is_not_reported_as_a_slow_link() -> None:
     """Rack 1 was always pulled from alone, and is beside rack 2 from then on: both take twice as
     long as each would alone, and a bit more."""
     rank = Rank()

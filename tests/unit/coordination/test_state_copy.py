@@ -77,7 +77,7 @@ def test_a_joiner_that_asks_once_more_pulls_once_more() -> None:
     assert (pull.donor, pull.step) == (member(1), 9)
 
 
-def test_who_does_not_wait_pulls_nothing() -> None:
+def test_joiner_that_does_not_wait_pulls_nothing() -> None:
     twin = joiner(copy())
     twin.wants = False
     assert twin.pull(log(), 0) == []

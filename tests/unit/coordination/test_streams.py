@@ -194,7 +194,7 @@ def test_patch_with_a_value_out_of_bounds_is_refused(field: str, value: object, 
         apply_patch(base, Patch(13, 1, {place: raw}))
 
 
-def test_what_many_readers_are_told_is_encoded_once() -> None:
+def test_offers_for_many_readers_are_encoded_once() -> None:
     encodings = Encodings()
     first = orders(1, (), offers=tuple(offer(rack, ranks=RANKS) for rack in range(9)))
     later = replace(first, serial=2, offers=(*first.offers, offer(9, ranks=RANKS)))

@@ -165,7 +165,7 @@ def test_a_total_of_an_attempt_that_is_over_is_not_told() -> None:
     assert rack.told() == (Total(0, 1, 2, b"second"),)
 
 
-def test_who_waits_for_a_rank_that_has_copied_is_told_so() -> None:
+def test_total_is_empty_when_the_other_rank_holds_the_merge_already() -> None:
     rack = Rack(2)
     rack.has(0)
     assert rack.told() == (), "rank 1 may still measure"

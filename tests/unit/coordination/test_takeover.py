@@ -189,7 +189,7 @@ def test_a_voter_takes_over_from_a_silent_coordinator() -> None:
     assert cabinet.orders[2].live == (), "everybody must report anew"
 
 
-def test_who_is_alone_stands_and_never_leads() -> None:
+def test_candidate_without_a_quorum_stands_and_never_leads() -> None:
     cabinet = Cabinet(reach=(1,))
     for _ in range(50):
         effects = cabinet.tick(HEARTBEAT_NS)
@@ -463,7 +463,7 @@ def test_orders_of_another_job_depose_nobody() -> None:
 # -------------------------------------------------------------- not being it
 
 
-def test_who_does_not_coordinate_seats_nobody_and_hears_no_reports() -> None:
+def test_member_that_does_not_coordinate_ignores_hellos_and_reports() -> None:
     cabinet = Cabinet()
     assert cabinet.hear(2, hello(2, racks=3, life=1), life=1) == []
     assert cabinet.say(2, offers=(offer(2),)) == []
@@ -524,7 +524,7 @@ def test_a_dead_rack_is_put_out_evict_ns_after_the_take_over() -> None:
     assert cabinet.machine.log.committed.former == (member(0),)
 
 
-def test_who_was_not_there_while_nothing_could_be_decided_is_not_put_out_at_once() -> None:
+def test_member_absent_while_nothing_could_be_decided_is_not_evicted_at_once() -> None:
     cabinet = evicting(accepting=False)
     cabinet.tick(2 * DETECT_NS)
     cabinet.accepting = True
@@ -755,7 +755,7 @@ def test_a_rack_that_speaks_is_not_dead_whatever_a_person_says() -> None:
     assert cabinet.machine.proposer.dead == set()
 
 
-def test_who_hears_a_coordinator_leaves_it_to_that_one_to_retire_a_rack() -> None:
+def test_member_that_hears_a_coordinator_retires_no_rack_itself() -> None:
     cabinet = Cabinet()
     body = orders(1, [BEGIN], to=member(1).incarnation)
     cabinet.give(Heard(Peer(0, 0), member(0).incarnation, body))

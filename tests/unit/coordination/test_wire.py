@@ -157,7 +157,7 @@ def of_version(number: int, envelope: Envelope) -> bytes:
     return framed(msgspec.msgpack.encode(envelope), MAGIC + bytes([number]))
 
 
-def test_who_speaks_another_version_is_known_by_what_all_versions_say_alike() -> None:
+def test_frame_of_another_version_is_identified_by_its_common_fields() -> None:
     """Such frames were only counted, and both sides waited for the start until it timed out."""
     said = hello(3, racks=4)
     with pytest.raises(OtherVersion) as caught:
@@ -174,7 +174,7 @@ def test_who_speaks_another_version_is_known_by_what_all_versions_say_alike() ->
 @pytest.mark.parametrize(
     "body", [b"", b"\xc1", msgspec.msgpack.encode(["job", -1]), msgspec.msgpack.encode({"a": 1})]
 )
-def test_what_only_looks_like_another_version_is_a_frame_like_any_other(body: bytes) -> None:
+def test_malformed_frame_of_another_version_is_a_plain_wire_error(body: bytes) -> None:
     with pytest.raises(WireError) as caught:
         decode(framed(body, MAGIC + bytes([VERSION + 1])))
     assert not isinstance(caught.value, OtherVersion)

@@ -93,7 +93,7 @@ def test_the_order_of_a_dict_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": object()}, {"a": np.array([object()])}])
-def test_what_has_no_order_or_no_bytes_is_refused_by_name(value: Any) -> None:
+def test_value_without_an_order_or_bytes_is_refused_by_name(value: Any) -> None:
     """The bytes of an array of objects are addresses, which were taken for its content."""
     with pytest.raises(UsageError, match=r"\.a is a"):
         digest(value)

@@ -177,7 +177,7 @@ REFUSED: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_defined_is_refused_by_name(name: str) -> None:
+def test_undefined_operation_is_refused_by_name(name: str) -> None:
     with pytest.raises(NotDeterministic) as caught:
         REFUSED[name](torch.randn(4, 4))
     assert name in str(caught.value)

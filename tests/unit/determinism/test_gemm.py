@@ -103,7 +103,7 @@ def test_the_check_sees_what_is_added_otherwise_than_behind_the_chain(pairs: int
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 3, 16, 43, 128])
-def test_what_blas_makes_here_is_the_definition_or_not_asked_for(pairs: int) -> None:
+def test_rows_product_of_odd_shapes_has_the_bits_of_the_definition(pairs: int) -> None:
     """In rows and columns that are no multiples of what a kernel takes at once."""
     for rows, columns in ((32, 16), (33, 17), (46, 35)):
         a, b = noise(rows, 8 * pairs), noise(columns, 8 * pairs, seed=6)

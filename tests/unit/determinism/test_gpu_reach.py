@@ -58,7 +58,7 @@ def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "compute capability 9.0 or newer; this has 8.6" in missing
 
 
-def test_what_has_no_kernel_on_a_gpu_is_refused_by_name() -> None:
+def test_operation_without_a_gpu_kernel_is_refused_by_name() -> None:
     library = Library()
     gpu_reach._register(library, REACHED)
     for name in ("index_add", "scatter_add", "index_put", "native_layer_norm"):

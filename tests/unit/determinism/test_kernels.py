@@ -212,7 +212,7 @@ def test_an_index_outside_is_refused() -> None:
             torch.zeros(2, 3).scatter_add_(1, torch.tensor([[place]]), torch.ones(1, 1))
 
 
-def test_what_is_empty_is_computed_as_torch_computes_it() -> None:
+def test_empty_tensors_give_the_results_of_torch() -> None:
     """A rank that got no rows, or a parameter without elements, ended with an IndexError."""
     assert torch.linalg.vector_norm(torch.zeros(0)).item() == 0
     assert torch.linalg.vector_norm(torch.tensor(-3.0)).item() == 3

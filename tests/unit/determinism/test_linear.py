@@ -136,7 +136,7 @@ def test_autocast_reaches_it() -> None:
     assert same_bits(whole[3:4], part)
 
 
-def test_what_it_cannot_do_is_refused_by_name() -> None:
+def test_unsupported_linear_is_refused_by_name() -> None:
     with pytest.raises(NotDeterministic, match="float64"):
         F.linear(noise(3, 4).double(), noise(2, 4).double())
     x = noise(3, 4).requires_grad_()

@@ -62,7 +62,7 @@ def test_dropout_counts_by_the_token(mesh: DeviceMesh) -> None:
         assert same_bits(mine, nn.functional.dropout(x, 0.5))
 
 
-def test_what_cannot_be_shared_is_refused(mesh: DeviceMesh) -> None:
+def test_unsupported_module_or_input_of_sequence_parallel_is_refused(mesh: DeviceMesh) -> None:
     with pytest.raises(UsageError, match="knows RMSNorm, LayerNorm, Dropout, not Linear"):
         parallelize_module(nn.Linear(2, 2), mesh, SequenceParallel())
     norm = parallelize_module(nn.RMSNorm(16), mesh, SequenceParallel())

@@ -72,7 +72,7 @@ PLACES: dict[Placement, bool] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_only_torch_puts_together_is_left_to_it(
+def test_placement_that_only_torch_can_assemble_has_no_share(
     group: dist.ProcessGroup, place: Placement
 ) -> None:
     mesh = init_device_mesh("cpu", (RANKS,))

@@ -20,7 +20,7 @@ READERS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-def test_what_nobody_reads_any_more_is_used_again() -> None:
+def test_buffer_without_readers_is_reused() -> None:
     buffers = Buffers(1)
     first = buffers.empty(NUMEL)
     where = first.data_ptr()

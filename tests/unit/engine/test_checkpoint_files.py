@@ -58,7 +58,7 @@ def written(folder: Path, rack: int = 0, *, complete: bool = True, **changes: An
     return made
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
+def test_written_checkpoint_is_read_back(tmp_path: Path) -> None:
     made = written(tmp_path / "one")
     assert read_manifest(tmp_path / "one", 0) == made
     mine = rack_folder(tmp_path / "one", 0)
@@ -70,7 +70,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
         assert tensors[name].view(torch.int32).tolist() == values.view(torch.int32).tolist()
 
 
-def test_it_is_a_file_of_the_safetensors_library(tmp_path: Path) -> None:
+def test_rank_file_is_readable_by_the_safetensors_library(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     write_rank(tmp_path / "one", STATE, TENSORS)
     found = safetensors.load_file(tmp_path / "one")
@@ -167,7 +167,7 @@ def test_one_rack_that_says_so_makes_it_complete(tmp_path: Path) -> None:
     assert read_manifest(folder, 2) is None
 
 
-def test_what_another_job_has_left_is_no_part_of_it(tmp_path: Path) -> None:
+def test_manifest_of_another_job_is_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "one"
     written(folder, 1, complete=False, lineage="cd" * 32)
     written(folder, 0)

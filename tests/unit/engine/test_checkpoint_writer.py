@@ -25,7 +25,7 @@ def done(value: object = None) -> Future[object]:
     return future
 
 
-def test_what_is_left_is_a_function_or_something_with_a_result() -> None:
+def test_rest_of_a_save_is_a_function_or_a_future_and_else_ignored() -> None:
     assert rest_of(lambda: "called")() == "called"
     assert rest_of(done("awaited"))() == "awaited"
     assert rest_of(None)() is None

@@ -406,7 +406,7 @@ def test_bytes_that_were_sent_and_hold_no_numbers_are_reported_and_merged_no_mor
     assert story.rank.store.payloads == {}
 
 
-def test_who_spoils_a_payload_himself_blames_nobody() -> None:
+def test_payload_corrupted_in_own_memory_blames_no_rack() -> None:
     """A bit flips in this rack's memory: the sender's bytes were good, so he must not end."""
     story, made, delta = holding_an_offer()
     story.rank.store.payloads[THEIRS, 0, 1].data_B.view(torch.float32)[2] = float("nan")
@@ -644,7 +644,9 @@ def test_a_rack_that_falls_silent_and_one_that_is_back_are_named_once() -> None:
 @pytest.mark.parametrize(
     ("kind", "error"), [("PlanMismatch", PlanMismatch), ("NoSuchThing", Exception)]
 )
-def test_what_stops_the_rack_is_raised_as_what_it_is(kind: str, error: type[Exception]) -> None:
+def test_failure_in_the_orders_is_published_with_its_own_type(
+    kind: str, error: type[Exception]
+) -> None:
     story = Story()
     story.told(failure=(kind, "lr is 9 there and 0.1 here"))
     assert isinstance(story.published.failure, error)

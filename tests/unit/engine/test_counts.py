@@ -360,7 +360,6 @@ async def test_a_pull_wakes_the_loop_once_and_takes_so_many_calls_per_mib(
     for lane in (reader, holder):
         lane.close()
     assert (calls.pop("wake"), calls.pop("start", 0)) == (1, 0)
-    print(calls, sum(calls.values()) / 64)
     assert sum(calls.values()) <= each_mib * size / (1 << 20), calls
 
 

@@ -78,7 +78,7 @@ def test_the_same_offers_and_residuals_by_either_way(
 
 
 @given(fates=st.lists(Fate, max_size=6))
-def test_what_stays_in_the_weights_is_the_same_by_either_way(fates: list[str]) -> None:
+def test_feedback_in_the_weights_has_equal_bits_on_host_and_device(fates: list[str]) -> None:
     """A rack gives up what the others decode; nothing is owed, and the last offer goes whole."""
     options = {"payload": "topk", "in_weights": True}
     other, host = life(None, fates, **options)

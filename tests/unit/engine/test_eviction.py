@@ -30,7 +30,7 @@ def others(hand: Hand) -> None:
         hand.published.finish()
 
 
-def test_it_leaves_with_the_tail_of_its_work_merged_and_says_what_to_do() -> None:
+def test_evicted_rack_leaves_with_its_last_work_merged_and_names_the_remedy() -> None:
     hand = Hand(polls=2, period=40, stall_max_ns=0)
     hand.during = lambda: others(hand)
     hand.step()
@@ -49,7 +49,7 @@ def test_it_leaves_with_the_tail_of_its_work_merged_and_says_what_to_do() -> Non
         hand.step(2)
 
 
-def test_what_was_open_before_goes_first_and_then_what_was_trained_since() -> None:
+def test_evicted_rack_merges_its_open_offer_before_its_later_work() -> None:
     hand = Hand(stall_max_ns=0)
     hand.step(4)
     hand.step()
@@ -61,7 +61,7 @@ def test_what_was_open_before_goes_first_and_then_what_was_trained_since() -> No
     assert hand.trainer.open_tokens() == 0
 
 
-def test_it_trains_on_until_all_its_ranks_have_heard_of_it() -> None:
+def test_evicted_rack_trains_on_until_all_its_ranks_have_heard() -> None:
     hand, heard = Hand(ranks=2, polls=2, period=40, stall_max_ns=0), False
     hand.agree = lambda values: values if heard else [0 if v == 1 else v for v in values]
     hand.during = lambda: others(hand)
@@ -73,7 +73,7 @@ def test_it_trains_on_until_all_its_ranks_have_heard_of_it() -> None:
         hand.step()
 
 
-def test_it_trains_on_until_the_checkpoint_that_it_writes_is_complete() -> None:
+def test_evicted_rack_trains_on_until_its_checkpoint_is_complete() -> None:
     """Without its part no rack could complete it."""
     hand = Hand(polls=2, period=40, stall_max_ns=0)
     hand.during = lambda: others(hand)
@@ -100,7 +100,7 @@ def test_work_that_nobody_merges_keeps_it_in_the_job() -> None:
     assert len(hand.noted("eviction-failed")) == 1
 
 
-def test_it_stays_where_the_others_need_it_after_all() -> None:
+def test_evicted_rack_stays_when_the_others_need_it_after_all() -> None:
     hand = Hand(polls=2, period=40, stall_max_ns=0)
 
     def merge() -> None:
@@ -119,7 +119,7 @@ def test_it_stays_where_the_others_need_it_after_all() -> None:
         hand.step(2)
 
 
-def test_what_starting_took_is_told_with_the_first_step_and_once() -> None:
+def test_start_duration_is_posted_once_with_the_first_step() -> None:
     hand = Hand(stall_max_ns=0)
     hand.trainer.life.started_ns -= 3 * SECOND
     hand.now_ns += SECOND

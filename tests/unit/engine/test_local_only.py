@@ -61,7 +61,9 @@ def trained(model: nn.Module, config: mend.MendConfig) -> mend.Runtime:
     return runtime
 
 
-def test_it_takes_all_micro_batches_and_a_step_counts_as_many(config: Callable[..., Any]) -> None:
+def test_local_only_rack_takes_all_micro_batches_and_counts_them(
+    config: Callable[..., Any],
+) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with mend.session(model, config(), optimizer=optimizer) as runtime:
@@ -111,7 +113,9 @@ def test_numbers_that_are_not_whole_are_refused_by_value(config: Callable[..., A
         assert (tokens, type(tokens)) == (16, int)
 
 
-def test_it_trains_as_without_mend_and_needs_nobody(config: Callable[..., Any]) -> None:
+def test_local_only_rack_trains_as_without_mend_and_needs_no_peer_or_port(
+    config: Callable[..., Any],
+) -> None:
     """No other rack, no witness, no port: the sideband's is taken by a stranger all the while."""
     torch.manual_seed(3)
     mine, plain = nn.Linear(2, 2), nn.Linear(2, 2)

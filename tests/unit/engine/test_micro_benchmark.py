@@ -72,7 +72,7 @@ def test_the_wait_before_the_forward_is_measured_over_the_steps_that_are_asked_f
 
 
 @pytest.mark.parametrize(("forwards", "waited_ppm"), [(3, 500_000), (0, -1)])
-def test_of_several_forwards_the_first_counts_and_without_any_no_wait_is_known(
+def test_validated_wait_is_that_of_the_first_forward_and_unknown_without_one(
     forwards: int, waited_ppm: int
 ) -> None:
     loop = Loop()

@@ -214,7 +214,7 @@ def test_genesis_does_not_share_memory_with_the_model() -> None:
     assert anchor.states == ()
 
 
-def test_what_rounding_kept_back_is_pending_and_sums_up() -> None:
+def test_rounding_error_of_an_encoded_delta_is_pending() -> None:
     numerics, delta, residual = make("bfloat16"), noise(100_001, 1), noise(100_001, 2) * 1e-3
     held = delta.clone()
     encoded = numerics.encode(delta, residual)
@@ -316,7 +316,7 @@ def test_where_every_payload_is_sound_and_their_merge_is_not_the_longest_is_blam
     assert blame(payloads, anchor).positions == (1,)
 
 
-def test_nobody_is_blamed_for_an_anchor_that_holds_no_numbers() -> None:
+def test_anchor_with_nan_blames_no_payload() -> None:
     numerics = make()
     values = noise(10, 1)
     values[3] = float("nan")

@@ -124,7 +124,7 @@ def test_an_offer_of_whole_rows_is_one_call_without_torch_and_without_the_lock(n
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "e3m0", "int4", "int8", "topk"])
-def test_what_is_left_out_of_the_greatest_numbers_is_a_number(name: str) -> None:
+def test_residual_of_the_greatest_values_is_finite(name: str) -> None:
     """So kernels look at x alone. Squares of such numbers may be Inf, which is for people."""
     greatest = torch.nextafter(torch.tensor(NORM_MAX), torch.tensor(0.0))
     for others in (greatest, -greatest * 0.49, torch.tensor(1e-30)):

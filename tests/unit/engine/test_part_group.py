@@ -50,7 +50,7 @@ def test_each_part_gets_the_slices_of_all() -> None:
     assert together(job) == [values.tolist()] * PARTS
 
 
-def test_what_the_shared_work_raises_all_parts_raise() -> None:
+def test_error_in_the_shared_job_is_raised_by_all_parts() -> None:
     def job(_: list[int]) -> list[int]:
         raise ZeroDivisionError("a bug")
 

@@ -23,7 +23,7 @@ from mend.types import SECOND
 from tests.unit.coordination.nouns import commit, offer
 
 
-def test_it_is_said_in_one_line() -> None:
+def test_participation_is_described_in_one_line() -> None:
     assert describe_rounds([]) == ""
     assert describe_rounds([(2, 2)]) == "1 round merged every live rack"
     assert describe_rounds([(2, 2)] + [(1, 2)] * 9) == "9 of 10 rounds merged 1 of 2 live racks"
@@ -63,7 +63,7 @@ class Rounds:
                 self.warnings.append(said)
 
 
-def test_it_warns_once_and_again_only_after_it_was_well() -> None:
+def test_participation_warning_repeats_only_after_recovery() -> None:
     rounds = Rounds(SHORT_NS)
     rounds.merge(ROUNDS_LEAST, 0)
     assert rounds.warnings == [], "too early to say"

@@ -85,7 +85,7 @@ def test_equal_contents_are_equal_bytes_whatever_the_order_of_a_dict() -> None:
         ({"s": torch.zeros(2).to_sparse()}, "x['s'] is torch.sparse_coo of torch.float32"),
     ],
 )
-def test_what_cannot_travel_is_named(value: Any, place: str) -> None:
+def test_value_that_cannot_travel_is_named(value: Any, place: str) -> None:
     with pytest.raises(StateRefused) as error:
         Packing("x", value)
     assert place in str(error.value)

@@ -104,7 +104,7 @@ def root(folder: Path, port: int, user: int, stat: str, status: str) -> Path:
     ],
     ids=["exits", "killed", "zombie", "asked"],
 )
-def test_who_dies_is_told_from_who_goes_on(
+def test_exiting_holder_is_distinguished_from_a_running_one(
     tmp_path: Path, stat: str, status: str, dying: bool
 ) -> None:
     found = find_holder(21_900, root(tmp_path, 21_900, 0, stat, status))
@@ -112,7 +112,7 @@ def test_who_dies_is_told_from_who_goes_on(
     assert find_holder(21_901, tmp_path) is None
 
 
-def test_of_a_process_without_memory_only_the_user_is_seen(tmp_path: Path) -> None:
+def test_holder_without_memory_is_identified_by_its_user_only(tmp_path: Path) -> None:
     """Its descriptors then belong to root, in /proc."""
     mine, other = os.geteuid(), os.geteuid() + 1
     assert find_holder(21_900, root(tmp_path / "mine", 21_900, mine, "", "")) == ("", True)

@@ -103,7 +103,7 @@ def test_rounds_that_closed_before_this_rack_trained_are_compared_with_nobody() 
     assert published.rounds_by_racks()[1][-1] == (1, 2)
 
 
-def test_what_was_applied_is_not_kept() -> None:
+def test_applied_commits_are_not_kept() -> None:
     published = PublishedState(1)
     published.on_decided(genesis())
     for version in range(1, 5):
@@ -137,12 +137,12 @@ CHANGES: dict[str, tuple[Change, Callable[[PublishedState], bool]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_who_waits_wakes_when_it_happens(name: str) -> None:
+def test_waiter_wakes_when_its_condition_holds(name: str) -> None:
     published, (change, ready) = PublishedState(1), CHANGES[name]
     assert waiting(published, lambda: ready(published), lambda: change(published))
 
 
-def test_who_waits_wakes_when_it_can_only_fail() -> None:
+def test_waiter_wakes_when_the_state_fails() -> None:
     published = PublishedState(1)
     assert not waiting(published, lambda: False, lambda: published.fail(GaveUp("why")))
     assert published.wait(lambda: True, 0), "what is there is there, failure or not"
@@ -154,7 +154,7 @@ def test_a_wait_that_ends_says_whether_it_was_worth_it() -> None:
     assert published.wait(lambda: True, 0)
 
 
-def test_what_the_coordinator_said_last_is_shown() -> None:
+def test_newest_orders_replace_the_previous_ones() -> None:
     published = PublishedState(1)
     published.heard(NewestOrders((0, 1), ("fragment 0: waiting for rack 1",), (3,), {0: 3}))
     assert published.orders.opened == {0: 3}

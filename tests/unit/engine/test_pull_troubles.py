@@ -44,7 +44,7 @@ def test_a_lane_that_gives_nothing_is_named_once_until_it_works(pull: Pull) -> N
     assert len(pull(62.0, None)) == 2
 
 
-def test_what_has_failed_to_the_end_is_told_with_a_remedy() -> None:
+def test_holder_that_failed_to_the_end_is_described_with_the_remedy() -> None:
     """NotMerged said why the work was not merged without the cause that had been warned of."""
     troubles = PullTroubles(lambda event: None)
     for at_s in (0.0, 3.0):
@@ -57,7 +57,7 @@ def test_what_has_failed_to_the_end_is_told_with_a_remedy() -> None:
     assert troubles.describe() == []
 
 
-def test_some_failures_within_seconds_are_no_line(pull: Pull) -> None:
+def test_failures_within_seconds_are_not_reported(pull: Pull) -> None:
     """A rack that dies refuses connections at once, and is silent soon."""
     for number in range(10 * FAILURES):
         assert pull(number * SECONDS / (10 * FAILURES)) == []
@@ -70,7 +70,9 @@ def test_two_failures_far_apart_are_no_line(pull: Pull) -> None:
 
 
 @pytest.mark.parametrize("error", [PayloadGone("dropped"), ChecksumMismatch("one bit")])
-def test_what_a_holder_answers_is_no_trouble_of_the_path(pull: Pull, error: Exception) -> None:
+def test_error_answered_by_a_holder_is_not_reported_as_a_path_problem(
+    pull: Pull, error: Exception
+) -> None:
     for number in range(2 * FAILURES):
         assert pull(10.0 * number, error) == []
 

@@ -88,7 +88,7 @@ def test_the_next_rack_keeps_it(rack: int, there: tuple[int, ...], holder: int |
     assert holder_of(rack, there) == holder
 
 
-def test_what_a_merged_capture_had_is_fetched_and_kept() -> None:
+def test_state_of_a_merged_capture_is_fetched_and_kept() -> None:
     story, state = Mirrors(), bytes_(7)
     story.merge((0, 3), (1, 3))
     head = story.answer(head_of(state))
@@ -102,7 +102,7 @@ def test_what_a_merged_capture_had_is_fetched_and_kept() -> None:
     assert story.found.kept_bytes == 5
 
 
-def test_it_keeps_the_newest_two() -> None:
+def test_mirror_keeps_the_newest_two_states() -> None:
     story = Mirrors()
     for number in range(1, 5):
         story.merge((0, number))
@@ -114,7 +114,7 @@ def test_it_keeps_the_newest_two() -> None:
     assert story.begun() == [], "a capture before the newest, of a fragment that was merged late"
 
 
-def test_it_keeps_those_of_one_rack_and_of_another_once_that_ones_holder_is_silent() -> None:
+def test_mirror_keeps_a_second_rack_while_the_holder_of_that_rack_is_silent() -> None:
     story = Mirrors()
     story.merge((2, 1))
     assert story.begun() == [], "rack 0 keeps that of rack 2, the last one"
@@ -161,7 +161,7 @@ def test_a_person_is_told_once_when_mirrors_fail_in_a_row() -> None:
     assert len(story.host.noted("mirror-missed")) == 6
 
 
-def test_of_many_rounds_at_once_the_first_and_the_newest_are_fetched() -> None:
+def test_mirror_of_many_rounds_at_once_fetches_the_first_and_the_newest() -> None:
     """A rack that joins reads a long log."""
     story = Mirrors()
     for number in range(1, 6):
@@ -222,7 +222,7 @@ def test_a_rack_that_returns_is_told_rounds_steps_and_lives() -> None:
     assert incarnations == [member(0).incarnation, member(0, 1).incarnation]
 
 
-def test_nobody_who_lives_is_nothing() -> None:
+def test_search_without_live_holders_finds_no_mirrors() -> None:
     story = Mirrors()
     story.published.heard(NewestOrders((1,), (), ()))
     story.mirrors.seek()
@@ -275,7 +275,7 @@ def test_a_commit_of_a_life_that_has_no_seat_is_left_alone() -> None:
     assert story.begun() == []
 
 
-def test_what_is_kept_of_a_rack_that_a_person_has_retired_is_freed() -> None:
+def test_mirrored_state_of_a_retired_rack_is_freed() -> None:
     """It stayed in memory for good: no later commit names that rack. One that was only silent for
     too long may return, and gets it back."""
     story = Mirrors()

@@ -12,7 +12,7 @@ from mend.engine.compute.safetensors import LENGTH_BYTES, Entry, head_of, length
 ENTRIES = {"a": Entry("F32", (2, 3), (0, 24)), "b": Entry("BOOL", (), (24, 25))}
 
 
-def test_what_is_written_comes_back_and_is_the_library_s_format() -> None:
+def test_head_is_read_back_and_has_the_format_of_the_library() -> None:
     head = head_of({"step": 7}, ENTRIES)
     assert length_in(head) == len(head) - LENGTH_BYTES
     assert len(head) % 8 == 0, "the tensors begin where wide elements may lie"

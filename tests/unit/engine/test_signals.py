@@ -103,7 +103,7 @@ def test_handlers_run_in_the_main_thread_only_so_others_hold_nothing(came: list[
     assert came == []
 
 
-def test_what_the_body_raises_is_raised(came: list[int]) -> None:
+def test_error_raised_while_signals_are_held_is_raised(came: list[int]) -> None:
     def fails() -> None:
         with signals.held():
             raise ValueError

@@ -148,7 +148,7 @@ def test_a_rack_that_is_not_heard_is_not_live() -> None:
     assert found.racks[1].silent_ms >= DETECT_NS // 1_000_000
 
 
-def test_the_last_word() -> None:
+def test_last_view_of_a_witness_is_over_only_behind_an_empty_roster() -> None:
     job = Job(2, witness=True).begun()
     assert not of_witness(job, ended=True).over
     job.acceptor.log.append(roster(1, []))
@@ -271,7 +271,7 @@ def test_a_step_that_only_takes_its_time_is_no_standstill() -> None:
     assert shown.doings().recent_step_ns == 3 * SECOND
 
 
-def test_what_the_script_recorded_is_shown() -> None:
+def test_recorded_values_are_shown_cleaned_and_limited() -> None:
     shown = Shown(Rack().begun())
     shown.pace.record({"loss": 2.5, "bad\x1bname": float("inf"), **{f"x{n}": n for n in range(20)}})
     recorded = shown.doings().recorded

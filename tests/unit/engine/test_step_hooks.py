@@ -77,7 +77,7 @@ def test_the_first_step_waits_for_the_second_or_for_a_word_of_the_script() -> No
     assert counted.heard == ["before", "found SGD", "before"], "the script counts"
 
 
-def test_of_two_that_share_the_model_the_first_that_is_seen_counts() -> None:
+def test_first_of_two_optimizers_of_a_model_counts_the_steps() -> None:
     """As Muon for matrices and AdamW for the rest."""
     counted = Counted()
     first, second = counted.optimizer(0), counted.optimizer(1)
@@ -138,7 +138,7 @@ def test_step_of_parts_of_freed_model_is_refused_only_before_it_is_closed() -> N
     optimizer.step()
 
 
-def test_what_optimizers_may_be() -> None:
+def test_optimizers_are_none_one_or_several_and_others_are_refused() -> None:
     model = nn.Linear(2, 2)
     one = torch.optim.SGD(model.parameters(), lr=0.1)
     assert optimizers_of(None) == []

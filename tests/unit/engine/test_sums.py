@@ -107,7 +107,7 @@ def test_a_blob_is_whole_and_has_nothing_behind_it(cut: int) -> None:
             factors_in(blob, WEIGHTS, tensors(1))
 
 
-def test_what_a_head_claims_is_compared_with_what_is_there() -> None:
+def test_head_that_claims_more_than_there_is_is_refused() -> None:
     """Nothing is made room for: 65,535 members of 2^32 - 1 tensors would be 2^71 bytes."""
     head = struct.pack("!4sHI", b"mdP1", 0xFFFF, 0xFFFFFFFF)
     for rest in (b"", bytes(4 * 0xFFFF)):
@@ -172,7 +172,7 @@ def numerics(codec: str, threads: int = 1) -> Numerics:
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
-def test_what_is_measured_is_what_the_others_decode(codec: str) -> None:
+def test_measured_products_are_those_of_the_decoded_payloads(codec: str) -> None:
     """Not the delta of the rank itself: that is known at its own rack only."""
     made, numel = numerics(codec), 70_003
     deltas = vectors(3, numel)

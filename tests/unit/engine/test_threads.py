@@ -89,7 +89,7 @@ def test_a_job_leaves_nothing_behind_in_its_thread(hands: DaemonExecutor) -> Non
     assert gone() is None
 
 
-def test_who_closes_is_none_of_those_that_are_closed() -> None:
+def test_executor_closed_from_its_own_thread_is_closed_by_another_thread() -> None:
     by, closed = list[str](), threading.Event()
     made = DaemonExecutor(1, "mend-test", lambda: None)
 

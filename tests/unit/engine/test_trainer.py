@@ -121,7 +121,7 @@ def test_a_start_waits_for_every_rank_of_the_rack() -> None:
         hand.run(hand.trainer.begin(SECOND))
 
 
-def test_what_stopped_the_start_is_raised() -> None:
+def test_failure_during_the_start_is_raised() -> None:
     hand = Hand()
     hand.during = lambda: hand.published.fail(PlanMismatch("lr is 9 there and 0.1 here"))
     with pytest.raises(PlanMismatch, match="lr is 9"):
@@ -276,7 +276,7 @@ def test_without_a_donors_state_it_begins_fresh_and_says_so(
     assert (hand.trainer.step, optimizer.param_groups[0]["lr"]) == (step, 0.5)
 
 
-def test_what_one_rank_cannot_take_no_rank_of_the_rack_takes() -> None:
+def test_state_that_one_rank_cannot_load_is_refused_by_the_whole_rack() -> None:
     hand, _ = joiner(ranks=2)
     hand.during = lambda: hand.inbox.receive(given(9))
     hand.agree = lambda values: (
@@ -335,7 +335,7 @@ def test_ranks_agree_whether_their_rack_joins_before_any_waits_for_a_copy() -> N
     assert reason == "this rack was not in the roster in time"
 
 
-def test_what_is_passed_on_inside_a_rack_is_compared_with_its_digest() -> None:
+def test_state_passed_on_inside_a_rack_is_compared_with_its_digest() -> None:
     hand, _ = joiner(ranks=2)
     whole = given(9)
     other = replaced(whole, data_B=whole.data_B.flip(0), shared=True)
@@ -614,7 +614,7 @@ def test_the_own_weights_are_kept_on_request(keep_local: bool) -> None:
     assert (hand.theta() == anchor) is not keep_local
 
 
-def test_what_is_decided_while_a_rack_waits_for_the_others_is_still_applied() -> None:
+def test_commit_decided_while_a_closing_rack_waits_for_the_others_is_applied() -> None:
     hand = Hand()
     hand.step(3)
     later = iter([lambda: hand.decide(1.0), lambda: hand.decide(2.0), hand.published.finish])
@@ -827,7 +827,7 @@ def test_a_snapshot_says_that_all_have_written() -> None:
 
 
 @pytest.mark.parametrize("by", ["snapshot", "record"])
-def test_who_hears_of_the_next_checkpoint_first_cannot_say_that_this_one_is_complete(
+def test_rank_that_hears_of_the_next_checkpoint_first_reports_this_one_incomplete(
     by: str,
 ) -> None:
     hand = Hand()
@@ -871,7 +871,7 @@ def test_a_rack_that_waits_in_a_checkpoint_says_for_whom() -> None:
     assert all("rack 1 in 'two'" in each["for"] for each in said)
 
 
-def test_what_is_decided_behind_a_checkpoint_is_not_applied_before_it() -> None:
+def test_commit_decided_behind_a_checkpoint_is_not_applied_before_it() -> None:
     hand = Hand()
     begin(hand)
 

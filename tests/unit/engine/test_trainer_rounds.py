@@ -144,7 +144,7 @@ def test_progress_is_told_without_the_time_that_was_waited() -> None:
     assert hand.posted(StepReached) == [StepReached(step, SECOND) for step in (4, 6)]
 
 
-def test_what_is_untimed_is_no_part_of_a_step() -> None:
+def test_untimed_section_is_not_part_of_a_step() -> None:
     """A checkpoint of a minute made all racks slow, and every grace window behind it wider."""
     hand = Hand(**PATIENT)
     for step in range(1, 9):
@@ -193,7 +193,7 @@ def test_how_many_the_script_asks_about_is_told_with_the_time_of_the_step() -> N
 # -------------------------------------------------------------- an offer that is named
 
 
-def test_what_was_learnt_since_the_capture_is_carried() -> None:
+def test_training_since_the_capture_is_carried_over_the_apply() -> None:
     """A = 0; theta is 1 at capture and 1.5 at the apply; the merge went to 0.75."""
     hand = Hand()
     hand.step(4)
@@ -238,7 +238,9 @@ def test_overwrite_gives_up_what_was_learnt_since_and_blend_offers_all_of_it_aga
 
 
 @pytest.mark.parametrize("apply_mode", ["carry", "overwrite", "blend"])
-def test_whatever_is_not_named_is_carried(apply_mode: str) -> None:
+def test_training_of_a_rack_missing_from_the_commit_is_carried_in_every_mode(
+    apply_mode: str,
+) -> None:
     hand = Hand(apply_mode=apply_mode)
     hand.step(4)
     hand.decide(0.5)
@@ -431,7 +433,7 @@ def test_a_discarded_capture_is_forgotten_and_trained_on() -> None:
     assert [(c.seq, c.tokens) for c in hand.posted(Captured)] == [(1, 40), (2, 80)]
 
 
-def test_it_is_discarded_only_when_all_ranks_of_the_rack_know() -> None:
+def test_offer_is_discarded_only_when_all_ranks_of_the_rack_know() -> None:
     """Else one rank would capture anew while another still has the old offer."""
     hand = Hand(ranks=2, **PATIENT)
     hand.step(4)
@@ -611,7 +613,7 @@ def test_an_overlap_that_is_still_short_is_waited_for_in_lockstep_only() -> None
     assert steps_of(steady, "applied") == [("applied", 9, 0)]
 
 
-def test_what_is_left_of_the_budget_may_be_used_later() -> None:
+def test_unused_stall_budget_remains_for_later_waits() -> None:
     hand = Hand(fragments=2, period=4, overlap=1)
 
     def half() -> None:
@@ -754,7 +756,7 @@ def test_a_rack_joins_a_round_that_another_has_opened() -> None:
     assert steps_of(hand, "applied") == [("applied", 4, 0)]
 
 
-def test_it_looks_for_open_rounds_at_poll_points_only() -> None:
+def test_open_round_is_joined_at_poll_points_only() -> None:
     hand = Hand(polls=3, period=8)
     hand.opened(0)
     hand.step(2)
@@ -783,7 +785,7 @@ def test_a_round_of_another_version_than_it_trains_on_is_not_joined() -> None:
     assert captured(hand) == [], "that round is over"
 
 
-def test_what_is_decided_is_applied_before_its_next_round_is_joined() -> None:
+def test_decided_round_is_applied_before_the_next_one_is_joined() -> None:
     hand = Hand(polls=1, overlap=1, period=8)
     hand.step(2)
     hand.decide(0.5)
@@ -825,7 +827,7 @@ def test_an_offer_that_is_open_counts_in_the_round_that_another_has_opened() -> 
     assert captured(hand) == [(8, 0, 0), (19, 0, 2)]
 
 
-def test_of_several_open_rounds_one_is_joined_at_a_time_longest_waiting_first() -> None:
+def test_open_rounds_are_joined_one_at_a_time_longest_waiting_first() -> None:
     """Own captures at 4, 8, 12: fragment 0 was captured at 4, the others never."""
     hand = Hand(polls=1, overlap=1, period=12, fragments=3, **PATIENT)
     hand.step(4)
@@ -850,7 +852,7 @@ def test_a_round_is_joined_when_all_ranks_have_heard_of_it() -> None:
     assert captured(hand) == [(4, 0, 0)]
 
 
-def test_who_has_made_no_step_joins_at_the_next_poll() -> None:
+def test_rack_without_a_step_since_the_apply_joins_at_the_next_poll() -> None:
     """Under overwrite the steps count from the apply on."""
     hand = Hand(polls=1, overlap=1, period=8, apply_mode="overwrite")
     hand.step(8)
@@ -864,7 +866,7 @@ def test_who_has_made_no_step_joins_at_the_next_poll() -> None:
 
 
 @pytest.mark.parametrize("how", [{"overlap": 0}, {"overlapped": False, "overlap": 1}])
-def test_who_waits_at_captures_waits_for_a_round_that_it_joined(how: dict[str, Any]) -> None:
+def test_rack_that_waits_at_captures_waits_for_a_joined_round(how: dict[str, Any]) -> None:
     hand = Hand(polls=1, period=8, **how)
     hand.opened(0)
     hand.during = lambda: hand.decide(0.5, names=True)
@@ -924,7 +926,7 @@ class Served:
         raise AssertionError("it does not join")
 
 
-def test_what_is_of_scope_rack_is_mirrored_once_per_step_that_captures() -> None:
+def test_rack_state_is_mirrored_once_per_step_with_captures() -> None:
     """H 4: behind 4, 8, ...; two fragments that are captured behind one step have one mirror. The
     last capture of the run has none, as nobody returns to it."""
     hand, served = Hand(fragments=2), Served()
@@ -991,7 +993,7 @@ def test_a_rank_that_has_its_copy_still_makes_another_where_another_rank_lost_it
 
 
 @pytest.mark.parametrize(("first", "same"), [(True, True), (False, True), (False, False)])
-def test_of_replicas_only_the_first_copies_what_all_have(first: bool, same: bool) -> None:
+def test_first_replica_alone_copies_a_state_that_all_have(first: bool, same: bool) -> None:
     """The others copy as well where a rank has registered something else."""
     hand, agreed = donor(ranks=2), list[list[int]]()
 
@@ -1025,7 +1027,7 @@ def test_a_replica_that_cannot_copy_agrees_all_the_same() -> None:
     assert len(agreed) == 1
 
 
-def test_of_several_racks_that_join_each_gets_its_copy() -> None:
+def test_several_joining_racks_each_get_a_copy() -> None:
     hand, other = donor(), Member(7, 70)
     hand.inbox.ask((THEIRS, other))
     for _ in range(6):

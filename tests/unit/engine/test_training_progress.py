@@ -64,7 +64,9 @@ def test_the_first_step_starts_the_clock_and_later_ones_are_written_when_the_loo
     assert "last" not in second
 
 
-def test_what_is_recorded_before_the_first_step_is_of_the_end_of_the_start(events: Events) -> None:
+def test_values_recorded_before_the_first_step_belong_to_the_end_of_the_start(
+    events: Events,
+) -> None:
     """It was of the time before the wait for the other racks, by which `mend report` made the run
     longer; and of step 0 in a job that resumed at another one."""
     before_ns = events.pace.latest[2]
@@ -110,7 +112,7 @@ def test_recorded_numbers_keep_all_bits_and_belong_to_the_last_step(events: Even
     assert events.pace.recorded == {"loss": loss, "rate": 1.0}
 
 
-def test_what_is_no_number_stays_readable_json(events: Events) -> None:
+def test_recorded_nan_and_inf_stay_readable_json(events: Events) -> None:
     events.pace.record({"loss": math.nan, "norm": math.inf, "least": -math.inf})
     (recorded,) = events.of("recorded")
     said = json.loads(json.dumps(recorded["values"], allow_nan=False))

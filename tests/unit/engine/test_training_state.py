@@ -166,7 +166,7 @@ def test_an_optimizer_that_changes_what_it_loads_is_refused() -> None:
         donor.to(Script(Forgetful, lr=0.1, momentum=0.9))
 
 
-def test_what_is_registered_of_the_job_is_loaded_and_what_is_the_racks_begins_fresh() -> None:
+def test_joiner_loads_the_job_state_and_begins_its_rack_state_fresh() -> None:
     donor, twin = Script(steps=1, lr=0.1), Script(lr=0.1)
     for name, scope in (("curve", "job"), ("place", "rack"), ("gone", "job")):
         donor.state.register(name, Box(7), scope)
@@ -252,7 +252,7 @@ def test_a_scheduler_that_would_begin_anew_is_refused() -> None:
         ("taken", Box(), "job", "the name is taken"),
     ],
 )
-def test_what_cannot_be_registered_is_refused(name: str, value: Any, scope: str, said: str) -> None:
+def test_invalid_registration_is_refused(name: str, value: Any, scope: str, said: str) -> None:
     script = Script(lr=0.1)
     script.state.register("taken", Box(), "job")
     with pytest.raises(UsageError) as error:
@@ -268,7 +268,7 @@ def mirrored(data_B: Tensor | None, step: int = 8) -> Mirrored:
     return Mirrored(Mirror(3, Member(1, 7), step, data_B.numel(), "ab", 2), data_B)
 
 
-def test_what_is_of_scope_rack_comes_back_of_the_step_that_is_told() -> None:
+def test_rack_state_is_loaded_from_the_mirror_of_a_named_step() -> None:
     first, back = Script(lr=0.1, mirrored=True), Script(lr=0.1, mirrored=True)
     first.state.register("curve", Box(1), "job")
     assert first.state.rack_state(8) is None, "nothing is"
@@ -359,7 +359,7 @@ def test_a_checkpoint_has_both_scopes() -> None:
     assert again.kinds("state-fresh") == []
 
 
-def test_what_each_rank_had_of_its_own_is_of_no_use_to_another_number_of_them() -> None:
+def test_rack_state_written_by_another_number_of_ranks_begins_fresh() -> None:
     first, again = Script(lr=0.1), Script(lr=0.1)
     first.state.register("curve", Box(7), "job")
     first.state.register("place", Box(40), "rack")
@@ -376,7 +376,7 @@ def test_what_each_rank_had_of_its_own_is_of_no_use_to_another_number_of_them() 
     assert again.kinds("state-unclaimed") == []
 
 
-def test_who_resumes_and_begins_fresh_says_where_its_objects_are_from() -> None:
+def test_resumed_rack_that_begins_fresh_names_the_checkpoint_of_its_objects() -> None:
     first, again = Script(lr=0.1), Script(lr=0.1)
     first.state.register("curve", Box(7), "job")
     saved = first.state.registered(3)

@@ -77,7 +77,7 @@ def test_as_many_writes_as_a_step_makes_are_training_fewer_are_not() -> None:
     assert "were written 6 times after step 3" in watched.uncounted()
 
 
-def test_what_mend_writes_itself_is_no_sign() -> None:
+def test_writes_by_mend_are_not_reported_as_uncounted() -> None:
     watched = Watched()
     watched.step()
     for own in (watched.writes.writing, watched.writes.aside):
@@ -94,7 +94,7 @@ def test_what_mend_writes_itself_is_no_sign() -> None:
     assert len(watched.told) == 1, "what others write behind it is one"
 
 
-def test_what_is_written_while_a_rack_leaves_is_no_sign(tmp_path: Path) -> None:
+def test_writes_while_a_rack_leaves_are_not_reported_as_uncounted(tmp_path: Path) -> None:
     """Results are applied then, and no step is counted: a rack that waited for a slower one was
     told to call runtime.step()."""
     watched, model = Watched(), nn.Linear(2, 2)

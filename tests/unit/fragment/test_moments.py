@@ -34,7 +34,7 @@ def view_of(
     return MomentsView(layout, found), owned
 
 
-def test_what_the_optimizer_has_not_made_is_zero_and_stays_unmade() -> None:
+def test_moments_not_yet_made_read_as_zero_and_are_not_created() -> None:
     module = model()
     optimizer = torch.optim.AdamW(module.parameters())
     view, owned = view_of(module, [optimizer])
@@ -114,7 +114,7 @@ def test_every_parameter_has_the_moment_of_its_own_optimizer_and_group() -> None
     assert len(moments_of(exchanged_parameters(module), [sgd, adam], SECOND, 8)) == 2
 
 
-def test_what_cannot_be_averaged_is_refused_by_name() -> None:
+def test_moments_that_cannot_be_averaged_are_refused_by_name() -> None:
     module = model()
     named = exchanged_parameters(module)
     with golden.raises(ConfigError):

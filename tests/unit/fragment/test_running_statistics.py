@@ -130,7 +130,7 @@ def test_a_buffer_of_another_type_is_refused_by_name() -> None:
         view.read(owned, torch.empty(owned.numel))
 
 
-def test_what_is_no_number_becomes_what_was_written_last() -> None:
+def test_non_finite_statistics_are_replaced_by_the_last_written_ones() -> None:
     module = model()
     view, owned = view_of(module)
     mean = torch.rand(owned.numel)

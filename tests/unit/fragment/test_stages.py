@@ -57,7 +57,7 @@ def test_a_stage_of_fewer_tensors_than_fragments_is_spread_over_them() -> None:
     assert [layout.fragment for layout in together.cut(slots, 5, 3)] == [3, 4, 5, 6, 7]
 
 
-def test_what_a_rank_does_not_hold_reads_as_nothing_and_is_not_written() -> None:
+def test_parameters_of_another_stage_read_as_nothing_and_are_not_written() -> None:
     stages = layers("a"), layers("b")
     plan = joined(*stages, fragments=1, me=1)
     items = [ModelPlan(stage, 1).inventory(hash_all=True) for stage in stages]

@@ -117,7 +117,7 @@ def test_a_torch_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot pipeline" in why_not({"7": object()}, cuda=True)
 
 
-def test_off_is_off() -> None:
+def test_async_tp_that_is_not_enabled_says_off() -> None:
     tp = AsyncTp()
     tp.stepped()
     tp.close()
@@ -155,7 +155,9 @@ def test_until_a_step_it_promises_nothing(switched_on: tuple[AsyncTp, list[objec
     assert inductor._micro_pipeline_tp is True
 
 
-def test_what_is_not_compiled_is_not_called_on(switched_on: tuple[AsyncTp, list[object]]) -> None:
+def test_async_tp_without_a_compiled_model_says_not_active(
+    switched_on: tuple[AsyncTp, list[object]],
+) -> None:
     tp, notes = switched_on
     tp.stepped()
     tp.stepped()

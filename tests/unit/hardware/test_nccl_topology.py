@@ -42,7 +42,7 @@ def test_eight_gpus_on_two_processors() -> None:
     )
 
 
-def test_what_nvswitches_join_is_one_island() -> None:
+def test_gpus_joined_by_nvswitches_are_one_island() -> None:
     assert islands(parse_dump(dgx())) == ["0000:18:00.0"] * 8
 
 
@@ -107,7 +107,7 @@ BOMB = """<!DOCTYPE system [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&
         (" " * (4 << 20) + "<system version='1'/>", "larger than 4 MiB"),
     ],
 )
-def test_what_is_no_dump_is_refused(text: str, says: str) -> None:
+def test_invalid_dump_is_refused(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_dump(text)
 
@@ -169,7 +169,7 @@ def test_a_choice_nobody_made_is_shown_without_asking(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("what", ["encoding", "pipe", "folder"])
-def test_what_is_no_dump_is_told_and_not_waited_for(tmp_path: Path, what: str) -> None:
+def test_unreadable_dump_is_refused_without_waiting(tmp_path: Path, what: str) -> None:
     path = tmp_path / "topo.xml"
     if what == "encoding":
         path.write_text('<?xml version="1.0" encoding="rot13"?><system version="1"/>')

@@ -140,7 +140,7 @@ def test_a_damaged_cache_is_not_used(kept: Path) -> None:
     assert again() == 0.25
 
 
-def test_what_was_compiled_with_other_options_is_not_used(kept: Path) -> None:
+def test_function_compiled_with_other_options_is_not_reused(kept: Path) -> None:
     """numba's own key knows the code of a function, and nothing of its options."""
 
     def at_zero(model: str) -> float:

@@ -60,7 +60,7 @@ def test_an_offer_has_the_bits_of_the_host(name: str, in_weights: bool, numel: i
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -NORM_MAX])
 @pytest.mark.parametrize("name", ON_DEVICE)
-def test_what_is_no_number_is_found_where_it_is(name: str, value: float) -> None:
+def test_nan_inf_or_huge_value_is_located_in_its_block(name: str, value: float) -> None:
     encoder = device_encoder(codec_named(name))
     snapshot_N, anchor_N = torch.zeros(9000, device=DEVICE), torch.ones(9000, device=DEVICE)
     snapshot_N[4100] = value

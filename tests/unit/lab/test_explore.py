@@ -43,7 +43,9 @@ def test_other_members_are_refused_with_what_to_give(members: str) -> None:
         ({"demoted": 1, "demotions": True}, "no roster can take its vote"),
     ],
 )
-def test_who_is_none_of_the_members_is_refused(numbers: dict[str, int], said: str) -> None:
+def test_bounds_with_a_node_outside_the_members_are_refused(
+    numbers: dict[str, int], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         bounds_of("0,1,witness", **numbers)
     assert bounds_of("0,1,witness", candidate=2).candidate == 2, "the witness is the last node"

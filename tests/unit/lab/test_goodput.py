@@ -95,7 +95,7 @@ def test_one_rack_is_data_parallel_of_its_kind() -> None:
     assert shares("2 racks, restarted whole", alone)[1:] == shares(DATA_PARALLEL)[:-1]
 
 
-def test_what_other_racks_notice_is_taken_from_their_training() -> None:
+def test_goodput_falls_with_the_stall_of_the_other_racks() -> None:
     free = shares("4 racks, restarted whole", replace(PLAIN, takeover_stall_s=0, donor_s=0))
     slow = shares("4 racks, restarted whole", replace(PLAIN, takeover_stall_s=10))
     for cheap, usual, dear in zip(free, shares("4 racks, restarted whole"), slow, strict=True):

@@ -91,7 +91,7 @@ def test_an_interrupt_is_told_with_how_far_it_came(
     assert "interrupted after 2 of 2 rounds" in capsys.readouterr().out
 
 
-def test_what_follows_two_dashes_is_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_after_two_dashes_belong_to_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
 
     def record(*arguments: object) -> int:

@@ -57,7 +57,7 @@ def merged(version: int = 1, result: int = 1000, tensors: bytes = b"") -> ev.Mer
     return ev.Merged(0, version, 1, digest(result), tensors=tensors)
 
 
-def test_what_is_as_it_was_is_counted(story: Story) -> None:
+def test_round_that_repeats_is_counted_and_not_a_failure(story: Story) -> None:
     story.put(ev.Encoded(0, 1, "aa" * 16))
     story.put(ev.Encoded(0, 2, "bb" * 16))  # behind the end of its tape
     story.put(merged())
@@ -110,7 +110,7 @@ def test_other_first_weights_are_told(story: Story) -> None:
     assert "version 0 of fragment 0, rank 0: the weights that training begins with" in found.text
 
 
-def test_what_the_director_finds_is_told(story: Story) -> None:
+def test_failure_found_by_the_director_is_reported(story: Story) -> None:
     (found,) = story.put(ev.Tick(), ev.Fail(DIFFERS, "other tokens"), ev.Fail("Refused", "x"))
     assert found.text == "other tokens"
 

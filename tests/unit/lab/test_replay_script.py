@@ -89,7 +89,7 @@ def test_a_rack_that_was_evicted_did_not_end_its_script() -> None:
         assert part.ends == ends
 
 
-def test_what_training_did_is_read_in_order_with_its_checksums() -> None:
+def test_acts_of_training_are_read_in_order_with_their_checksums() -> None:
     script = script_of([tape(0, MINE, LOG), tape(1, THEIRS, LOG)])
     assert (script.rounds, versions(script), script.omitted) == (3, [(0, 1), (0, 2), (0, 3)], ())
     part = script.part(0)
@@ -129,7 +129,7 @@ def test_rounds_end_where_a_killed_rack_has_lost_its_end() -> None:
     assert not part.ends
 
 
-def test_what_is_cut_of_one_rack_may_cut_another() -> None:
+def test_script_cut_for_one_rack_is_cut_for_another() -> None:
     """Rack 1 captured its second offer behind a version that is not replayed."""
     theirs = [*captured(8, 1), ev.Applied(0, 3, 1, 18), *captured(24, 2), ev.Leaving()]
     log = (*LOG, commit(4, [offer(1, 2)]))
@@ -303,7 +303,7 @@ def test_digests_of_tensors_are_kept_where_they_are_of_the_decided_bits() -> Non
     ]
 
 
-def test_what_is_behind_a_gap_is_not_believed() -> None:
+def test_acts_behind_a_gap_are_ignored() -> None:
     header = Header(job="job", rack=0, rank=0, parts=ProcessSpec(Peer(0, 0), member(0)))
     entries: list[Entry | Gap] = [entry(MINE[0]), Gap(3, "slow"), entry(MINE[3])]
     found = recite(header, True, entries)

@@ -317,7 +317,7 @@ def test_a_shutdown_captures_and_applies_its_tail(tmp_path: Path) -> None:
     assert hand.theta() == 0.75, "the anchor"
 
 
-def test_what_was_passed_over_at_the_last_step_is_captured_when_the_tape_says(
+def test_capture_passed_over_at_the_last_step_is_made_when_the_tape_says(
     tmp_path: Path,
 ) -> None:
     """Fragment 1 is due after step 8, where its offer was still open; the drain applied both, and

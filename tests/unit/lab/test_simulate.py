@@ -87,7 +87,7 @@ def test_seed_is_shrunk_first_unless_that_is_not_wanted(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("odd_seeds_break")
-def test_what_breaks_is_kept_as_a_line_that_the_tests_can_run(tmp_path: Path) -> None:
+def test_failing_seed_is_kept_as_a_line_that_the_tests_can_run(tmp_path: Path) -> None:
     file = tmp_path / "regressions.txt"
     told(6, 4, regressions=file)
     lines = file.read_text().splitlines()

@@ -156,7 +156,7 @@ def test_nothing_and_zeros_have_no_bin() -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_seen_wherever_it_is(wrong: float) -> None:
+def test_nan_or_inf_in_any_part_is_found(wrong: float) -> None:
     vectors = [[1.0, 2.0, 3.0], [1.0, wrong, 3.0]]
     for whole in (
         of(vectors),

@@ -76,7 +76,7 @@ def test_a_delta_without_length_has_no_direction_but_counts_in_the_length() -> N
     assert Radial().factors(nothing(2), [0.25, 0.75]) == (0.25, 0.75), "an empty tensor"
 
 
-def test_what_is_no_number_is_left_to_the_plain_mean() -> None:
+def test_delta_with_inf_gets_the_factors_of_the_plain_mean() -> None:
     vectors = [noise(50, 1), noise(50, 2)]
     vectors[1][7] = math.inf
     assert factors(vectors, [0.25, 0.75]) == (0.25, 0.75)

@@ -37,13 +37,13 @@ def test_a_string_is_no_tuple_of_states() -> None:
 
 
 @pytest.mark.parametrize("make", [NoArguments, OneString(1.0, 0.0)])
-def test_what_does_not_take_three_arguments_is_told_which(make: object) -> None:
+def test_rule_without_three_arguments_is_refused_with_their_names(make: object) -> None:
     said = r"outer='no-arguments': .*make is called with \(lr, momentum, ramp\)"
     with pytest.raises(ConfigError, match=said):
         register("no-arguments", make)
     assert "no-arguments" not in OUTERS
 
 
-def test_what_a_rule_raises_itself_comes_out_as_it_is() -> None:
+def test_error_raised_by_a_rule_is_not_changed() -> None:
     with pytest.raises(TypeError, match="of its own"):
         register("fails", Fails)

@@ -24,7 +24,7 @@ def test_items_come_in_order_and_the_end_is_empty() -> None:
     assert made.lost == 0
 
 
-def test_what_does_not_fit_is_counted_and_told_in_its_place() -> None:
+def test_items_that_do_not_fit_are_counted_and_reported_in_their_place() -> None:
     made = backlog()
     for item in "abcde":
         made.put(item)
@@ -42,14 +42,14 @@ def test_a_gap_at_the_end_is_told_when_the_writer_is_through() -> None:
     assert made.take(9) == ["1 missing"]
 
 
-def test_what_comes_after_the_end_is_lost() -> None:
+def test_item_put_after_the_end_is_lost() -> None:
     made = backlog()
     made.end()
     made.put("late")
     assert made.lost == 1
 
 
-def test_who_waits_is_woken_by_an_item_and_by_the_end() -> None:
+def test_waiting_reader_is_woken_by_an_item_and_by_the_end() -> None:
     made, found = backlog(), list[list[str]]()
 
     def writer() -> None:
@@ -64,7 +64,7 @@ def test_who_waits_is_woken_by_an_item_and_by_the_end() -> None:
     assert found == [["a"]]
 
 
-def test_what_is_abandoned_counts_as_lost() -> None:
+def test_abandoned_items_count_as_lost() -> None:
     made = backlog()
     made.put("a")
     made.put("b")

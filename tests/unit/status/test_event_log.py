@@ -83,7 +83,7 @@ def test_people_read_one_line_in_a_grammar(caplog: pytest.LogCaptureFixture) -> 
         (COMMIT, logging.DEBUG), (JobFounded((0, 1)), logging.INFO),
     ],
 )  # fmt: skip
-def test_what_a_person_must_see_is_a_warning(
+def test_log_level_follows_the_severity_of_the_event(
     event: LoggedEvent, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, logger="mend"):

@@ -71,7 +71,7 @@ def test_lines_that_nobody_reads_wait_and_come_in_order(pipe: Pipe) -> None:
     assert lines.lost == 0
 
 
-def test_what_does_not_fit_is_counted_and_said_when_the_reader_is_back(
+def test_lines_that_do_not_fit_are_counted_and_reported_when_the_reader_is_back(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LINES_MAX", 3)

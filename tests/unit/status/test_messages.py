@@ -115,7 +115,7 @@ def test_a_view_beyond_its_limit_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "two\nlines", "\x9b5m", "\u202eright", "bell\x07"])
-def test_what_would_move_the_cursor_is_neither_sent_nor_taken(text: str) -> None:
+def test_text_that_would_move_the_cursor_is_neither_sent_nor_accepted(text: str) -> None:
     assert short(f"a {text} b").isprintable()
     assert decode_view(encode_view(view(detail=short(text))))
     for broken in (view(detail=text), view(job=text), view(doings=doings(closed_by=text))):

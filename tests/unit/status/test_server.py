@@ -117,7 +117,7 @@ def test_garbage_is_refused_and_counts_as_much_as_a_look() -> None:
     assert desk.look() is None
 
 
-def test_who_looked_lately_is_told_of_the_end() -> None:
+def test_farewell_goes_to_recent_clients_only() -> None:
     desk = Desk()
     desk.look(b"long ago")
     desk.now_ns += LOOKER_NS + 1
@@ -134,7 +134,7 @@ def test_only_so_many_are_remembered() -> None:
     assert told == [b"%d" % n for n in range(ANSWERS_PER_SECOND_MAX)][-LOOKERS_MAX:]
 
 
-def test_who_does_not_read_is_told_nothing_more() -> None:
+def test_farewell_omits_a_client_that_does_not_read() -> None:
     desk = Desk()
     desk.reads = False
     desk.look(b"stuck")

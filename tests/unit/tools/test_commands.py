@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return jobs
 
 
-def test_what_follows_the_script_belongs_to_the_script(asked: list[Job]) -> None:
+def test_arguments_after_the_script_belong_to_the_script(asked: list[Job]) -> None:
     answer = CliRunner().invoke(app, ["launch", "--racks", "3", "t.py", "--racks", "9", "-m"])
     assert answer.exit_code == 5, answer.output
     assert asked[0].command == ("t.py", "--racks", "9", "-m")
@@ -102,7 +102,7 @@ def test_a_mistake_is_answered_with_what_was_typed_and_the_remedy(
     assert words[0] != "launch" or told.count("\n") == 1, "one line"
 
 
-def test_what_the_shell_says_of_a_rack_does_not_concern_a_witness(
+def test_witness_ignores_the_rack_settings_of_the_shell(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where a rack listens everywhere it needs an advertised host; a witness that was started from

@@ -138,7 +138,7 @@ def test_a_port_that_is_taken(
         ({"MEND_MERGE_MIN": "2"}, "MEND_MERGE_MIN='2'"),
     ],
 )
-def test_what_would_stop_a_job_is_a_problem(
+def test_setting_that_would_stop_a_job_is_a_problem(
     values: dict[str, str], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in values.items():
@@ -160,7 +160,7 @@ def test_what_would_stop_a_job_is_a_problem(
         ),
     ],
 )
-def test_who_would_say_what_a_rack_is(
+def test_topology_source_is_the_setting_that_defines_racks(
     values: dict[str, str], source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in values.items():

@@ -33,7 +33,7 @@ def test_sizes_are_read(text: str, params: int) -> None:
     "text",
     ["", "B", "-1", "1e9", "0", "1.5X", "9" * 40, "999T", "nan", "1,5B", "1,500B", "1_5", ",1"],
 )
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_model_size_is_refused(text: str) -> None:
     """`1,5B`, with the comma of half of the world, was planned as 15B."""
     with pytest.raises(ConfigError, match="--params"):
         est.params_of(text)
@@ -85,7 +85,7 @@ def test_a_residual_on_the_gpu_takes_no_memory_of_the_host() -> None:
     assert est.memory_of(there, 1_000_000, 4) == est.memory_of(config(), 1_000_000, 4)
 
 
-def test_what_is_advised_against_too_little_memory_saves_some() -> None:
+def test_advice_against_too_little_memory_saves_memory() -> None:
     # It advised fewer fragments, whose rounds take more memory.
     two_in_flight = {"fragments": 16}
     need = est.memory_of(config(**two_in_flight), 1_000_000, 1)

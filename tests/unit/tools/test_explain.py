@@ -43,7 +43,7 @@ def reasons(story: Story, rack: int) -> list[str]:
     ]
 
 
-def test_of_several_jobs_in_one_folder_the_newest_is_told() -> None:
+def test_newest_of_several_jobs_in_one_folder_is_explained() -> None:
     """The rounds of both were mixed, and one took -50 s."""
     old, new = tapes(CRASH, 0), tapes(CALM, 3600 * SECOND)
     jobs, newest = newest_job([*new, *old])

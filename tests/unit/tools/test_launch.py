@@ -102,7 +102,7 @@ def test_port_of_metrics_differs_between_the_processes_of_a_machine() -> None:
     assert metrics_variables({"MEND_METRICS_PORT": "0"}, 1) == {}
 
 
-def test_what_the_launcher_sets_is_what_the_config_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_set_by_launch_is_read_by_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """A MEND_ name that no setting has is refused by MendConfig: then no rack would start."""
     environment = rack_environments(JOB, {TOKEN: "x"}, PORTS, [])[1]
     for key, value in environment.items():

@@ -43,7 +43,7 @@ def test_a_link_is_read_as_it_is_written(text: str, link: Link) -> None:
         ("1gbit,20000ms", "round trip must be"), ("1gbit,20ms,80%", "loss must be"),
     ],
 )  # fmt: skip
-def test_what_is_no_link_is_told_with_one_that_is(text: str, rule: str) -> None:
+def test_invalid_link_is_refused_with_a_valid_example(text: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule) as caught:
         Link.parse(text)
     assert "--link 400mbit,20ms" in str(caught.value)
@@ -115,7 +115,7 @@ def root_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("root_with_all")
 @pytest.mark.parametrize("missing", ["root", "linux", "tun", "iperf3", "ip"])
-def test_what_is_missing_is_told_before_anything_is_made(
+def test_missing_requirement_is_reported_before_anything_is_made(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remedy = {

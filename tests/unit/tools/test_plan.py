@@ -175,7 +175,7 @@ def test_more_fragments_only_where_they_shorten_a_long_overlap() -> None:
 
 
 @pytest.mark.parametrize("link", ["1gbit,20ms", "100mbit", "24.9mbit"])
-def test_of_the_rows_that_fit_the_one_of_least_loss_is_recommended(link: str) -> None:
+def test_fitting_row_of_least_loss_is_recommended(link: str) -> None:
     """H 128 at +6/+1 was recommended beside a row of H 64 with int4 that fitted at +2/+0."""
     rows = choices(asked(link=link), base_config(2))
     chosen = recommended(rows)
@@ -215,7 +215,7 @@ def test_a_link_with_room_whose_delay_is_longer_than_any_overlap() -> None:
     assert "5000 of them round trips and delay" in told
 
 
-def test_what_a_codec_costs_is_told_of_every_one_that_is_asked_for() -> None:
+def test_advice_names_the_loss_of_each_requested_codec_that_has_one() -> None:
     question = asked(codecs=("topk", "int4", "powersgd-8"))
     told = list(advice(question, recommended(choices(question, base_config(2)))))
     assert [line.split("'")[1] for line in told if "the loss by" in line] == ["topk", "powersgd-8"]
@@ -312,7 +312,7 @@ def test_merging_can_be_measured_here() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("--params", "many"), ("--link", "fast"), ("--params", "0")]
 )
-def test_what_cannot_be_planned_is_refused(name: str, value: str) -> None:
+def test_invalid_plan_option_is_refused(name: str, value: str) -> None:
     answer = CliRunner().invoke(app, [*ASK, name, value])
     assert isinstance(answer.exception, ConfigError)
     assert name.strip("-") in str(answer.exception)

@@ -145,7 +145,9 @@ def test_beyond_what_was_measured_it_is_a_bound(settings: dict[str, Any], note: 
         ({"codec": "topk"}, "what topk costs is that of topk with 4 racks"),
     ],
 )
-def test_what_was_measured_otherwise_is_said(settings: dict[str, Any], note: str) -> None:
+def test_setting_without_a_measurement_is_noted_as_estimated(
+    settings: dict[str, Any], note: str
+) -> None:
     found = loss_of(job(**settings))
     assert found.known == "estimated"
     assert any(each.startswith(note) for each in found.notes), found.notes

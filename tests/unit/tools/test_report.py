@@ -117,7 +117,7 @@ def page(folder: Path) -> str:
     return drawn(folder)
 
 
-def test_it_says_what_the_run_came_to(page: str) -> None:
+def test_report_summarizes_the_run(page: str) -> None:
     said = plain(page)
     assert "job night , 2 racks, 120 steps and 15.4 k tokens in 11.9 s" in said
     assert "All digests equal yes, in 12 rounds" in said
@@ -135,7 +135,7 @@ def test_it_says_what_the_run_came_to(page: str) -> None:
     assert not page.count("…"), "something was cut"
 
 
-def test_it_needs_nothing_from_anywhere(page: str) -> None:
+def test_report_page_loads_nothing_from_elsewhere(page: str) -> None:
     without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
     assert not re.search(r"https?:|//[a-z]", without_names)
     assert not re.search(r"<(script|link|img|iframe|object)\b", page)
@@ -157,7 +157,7 @@ def test_the_same_run_gives_the_same_bytes(folder: Path, page: str) -> None:
     assert drawn(folder) == page
 
 
-def test_what_files_hold_cannot_become_part_of_the_page(tmp_path: Path) -> None:
+def test_markup_in_event_files_is_escaped_in_the_page(tmp_path: Path) -> None:
     run = RunFolder(tmp_path, loss=EVIL, job=EVIL).trains(30)
     run.says(0, "fault", BEGIN + S, detail=EVIL, **{EVIL: EVIL})
     run.says(0, "commit", BEGIN + 9 * S, fragment=1, version=1, members=[], digests=[EVIL],

@@ -67,7 +67,7 @@ class Run:
         return self.gathering.finish()
 
 
-def test_what_a_codec_saved_and_left_for_later_is_shown() -> None:
+def test_compression_and_residual_of_a_codec_are_shown() -> None:
     run = Run()
     for residual in (0.3, 0.1, 0.2):
         run.says(0, {"kind": "encoded", "bytes": 100, "fp32_bytes": 800, "residual": residual})
@@ -227,7 +227,7 @@ def test_a_second_run_tells_how_it_is_protected_itself() -> None:
     assert (facts.earlier_jobs, facts.protection) == (2, {0: "loopback"})
 
 
-def test_of_many_faults_the_first_and_the_last_are_kept_and_all_are_counted() -> None:
+def test_many_faults_are_all_counted_and_the_first_and_last_are_kept() -> None:
     run = Run()
     for number in range(3 * FAULTS_SHOWN):
         run.says(0, {"kind": "frame-refused", "reason": f"reason {number}"})
@@ -285,7 +285,7 @@ def test_the_rounds_that_a_rack_had_alone_at_the_end_are_a_verdict() -> None:
     assert said.fine is False
 
 
-def test_of_an_evicted_rack_the_last_reason_is_kept() -> None:
+def test_last_reason_of_an_evicted_rack_is_kept() -> None:
     evicted = {"kind": "slow-rack-evicted", "slow_rack": 1, "stage": 4, "reason": "rack 1 is slow"}
     left = {"kind": "roster", "racks": [0], "votes": [0], "reason": "rack 1 left"}
     run = Run().says(0, evicted).says(0, left)
@@ -346,7 +346,7 @@ def test_a_rack_that_joins_again_counts_on_and_its_rounds_count_once() -> None:
     assert (rank.now.bytes_sent, rank.now.stall_ms) == (50 + 7, 20.0)
 
 
-def test_of_a_resumed_run_nobody_says_that_work_was_not_merged() -> None:
+def test_resumed_run_is_not_reported_as_unmerged() -> None:
     """Its racks count on from the checkpoint, and the rounds of before are in other files: a run
     that merged everything since had a red verdict."""
 

@@ -86,7 +86,7 @@ def test_the_older_half_of_a_long_file_is_read_and_what_was_deleted_is_told(tmp_
     assert note.startswith("events-rack0-rank0.jsonl: the oldest events were deleted"), note
 
 
-def test_of_very_many_files_the_lowest_ranks_are_read(
+def test_lowest_ranks_of_very_many_files_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_read, "FILES_MAX", 2)
@@ -134,7 +134,9 @@ def a_folder_in_place_of_a_file(tmp_path: Path) -> Path:
         (a_folder_in_place_of_a_file, "are no files"),
     ],
 )
-def test_what_is_no_run_is_refused_with_the_remedy(tmp_path: Path, make: Any, said: str) -> None:
+def test_folder_without_a_run_is_refused_with_the_remedy(
+    tmp_path: Path, make: Any, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         runs_in(make(tmp_path))
     assert "MEND_DIAGNOSTICS_DIR" in caught.value.remedy

@@ -66,7 +66,7 @@ def test_a_grace_window_is_there_where_somebody_is_waited_for() -> None:
     assert all(bar.end_ns - bar.begin_ns > MS for bar in waited[:1])
 
 
-def test_what_is_captured_and_applied_at_the_end_is_no_cost_of_a_step() -> None:
+def test_capture_and_apply_at_the_end_are_not_a_cost_of_a_step() -> None:
     """It was: a rack that leaves applies its last rounds long after its last step, and that whole
     time counted as the training thread's."""
     story = told(CALM)

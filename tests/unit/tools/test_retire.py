@@ -41,7 +41,7 @@ def test_a_rack_that_the_coordinator_hears_is_alive() -> None:
     assert refusal([of(0, racks=racks, coordinates=False)], 1) == "", "what it knows is old"
 
 
-def test_what_is_no_rack_of_the_one_job_is_refused() -> None:
+def test_rack_outside_the_one_job_is_refused() -> None:
     assert "rack 5 has no seat in job 'run7', which has racks 0, 1" in refusal([of(0)], 5)
     assert "has not begun" in refusal([of(0, state="starting")], 1)
     assert "several jobs answer (a, b)" in refusal([of(0, job="b"), of(1, job="a")], 1)
@@ -75,7 +75,7 @@ def test_a_rack_that_was_evicted_and_is_not_back_may_be_retired() -> None:
     )
 
 
-def test_it_names_who_else_is_missing_for_a_quorum() -> None:
+def test_retirement_names_the_other_racks_missing_for_a_quorum() -> None:
     racks = tuple(rack_seen(rack, life=DEAD) for rack in range(3))
     left = of(2, racks=racks, coordinates=False, retired=(1,))
     told, final, _ = outcome([left], 1, DEAD)
@@ -93,7 +93,7 @@ def test_with_the_witness_alone_all_begin_anew() -> None:
     assert told.endswith("start all racks again to begin a new job under this name")
 
 
-def test_who_is_not_believed_is_told_so() -> None:
+def test_retirement_that_no_process_accepts_says_so() -> None:
     told, final, accepted = outcome([of(0)], 1, DEAD)
     assert not final
     assert not accepted

@@ -112,7 +112,7 @@ def test_an_address_in_a_view_that_is_none_stops_nobody(
     assert [line.rack for line in watch.picture().racks] == [0, 1, 2]
 
 
-def test_of_too_many_addresses_the_next_takes_the_place_of_one_that_is_none(
+def test_invalid_address_gives_its_place_to_the_next_one_of_too_many(
     racks: list[Served], onlooker: StatusClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was asked without a way to it, and top ended with a KeyError."""
@@ -144,21 +144,21 @@ def test_a_rack_that_moved_is_followed_and_its_old_address_is_forgotten(
     assert watch.picture().silent == ()
 
 
-def test_what_is_no_view_is_no_answer(racks: list[Served], onlooker: StatusClient) -> None:
+def test_answer_that_is_not_a_view_is_ignored(racks: list[Served], onlooker: StatusClient) -> None:
     racks[0].answer = b"mno\x01what"
     watch = watched(onlooker, racks[0].address, rounds=3)
     assert not watch.anybody
     assert watch.picture().state == "nobody"
 
 
-def test_it_ends_with_the_job(racks: list[Served], capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_ends_with_the_job(racks: list[Served], capsys: pytest.CaptureFixture[str]) -> None:
     names = {0: racks[0].address}
     says(racks, 0, names, state="ended", over=True)
     assert top(wanted(racks[0].address, once=False)) == 0
     assert capsys.readouterr().out.rstrip().endswith("the job has ended")
 
 
-def test_what_is_no_address_is_refused() -> None:
+def test_invalid_address_is_refused() -> None:
     with pytest.raises(ConfigError, match="tcp://host:port"):
         top(wanted("rack7:21900"))
 

@@ -55,14 +55,14 @@ def test_a_rack_speaks_for_itself() -> None:
     assert line.step_ms == pytest.approx(100)
 
 
-def test_of_a_rack_that_does_not_answer_the_coordinator_tells() -> None:
+def test_silent_rack_is_shown_as_the_coordinator_sees_it() -> None:
     line = lines(seen(witness()))[1]
     assert (line.state, line.source) == ("running", "the witness")
     assert (line.step, line.behind, line.step_ms) == (64, 2, 250)
     assert (line.steps_per_s, line.stall_share, line.sent_per_s) == (None, None, None)
 
 
-def test_who_coordinates_is_believed_about_the_others() -> None:
+def test_coordinator_is_preferred_about_other_racks() -> None:
     """Rack 0 knows little of rack 1; asked alone it gives what it has."""
     vague = view(0, coordinator=WITNESS, coordinates=False, racks=(
         rack_seen(0), rack_seen(1, step=48, step_ns=0, behind=-1, silent_ms=-1),
@@ -219,7 +219,7 @@ def test_a_slow_link_is_told_with_its_direction_and_by_how_much() -> None:
     )
 
 
-def test_who_was_evicted_and_is_not_back_is_told_with_what_to_do() -> None:
+def test_evicted_rack_that_is_not_back_is_noticed_with_the_remedy() -> None:
     (notice,) = seen(view(0, evicted=(2,))).notices
     assert notice.startswith("rack 2 was evicted because it was slow: start it again")
 
@@ -246,7 +246,7 @@ def test_rounds_and_policy_come_through() -> None:
     assert (round_.for_s, round_.why) == (0.4, "waiting for rack 1")
 
 
-def test_it_is_json_whatever_was_recorded() -> None:
+def test_picture_with_any_recorded_value_is_valid_json() -> None:
     recorded = (("loss", 2.5), ("worst", float("inf")), ("none", float("nan")))
     found = seen(view(0, doings=doings(recorded=recorded, recent_step_ns=0, recent_ns=0)))
     text = json.dumps(asdict(found), allow_nan=False)

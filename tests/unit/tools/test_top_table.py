@@ -105,7 +105,7 @@ def test_a_wide_terminal_shows_what_the_script_recorded() -> None:
 
 @pytest.mark.parametrize("height", [12, 24, 50])
 @pytest.mark.parametrize("racks", [2, 12, 64])
-def test_what_is_too_long_is_cut_and_counted(racks: int, height: int) -> None:
+def test_rows_beyond_the_height_are_cut_and_counted(racks: int, height: int) -> None:
     what = picture(racks)
     rounds = tuple(RoundLine(f, 5, "open", (0,), 1.0, "") for f in range(30))
     what = replace(what, rounds=rounds, in_flight=40)
@@ -119,7 +119,7 @@ def test_what_is_too_long_is_cut_and_counted(racks: int, height: int) -> None:
     assert len(drawn(what, 80)) > 30 + racks, "without a height nothing is left out"
 
 
-def test_nobody_answers() -> None:
+def test_table_without_answers_names_the_addresses_tried() -> None:
     silent = picture_of([Answer("tcp://10.0.0.1:21900", None, 2.0, "closed")])
     lines = drawn(silent, 120)
     assert lines[0] == "mend top  no job  nobody answers"

@@ -61,7 +61,7 @@ def test_every_kind_of_value_comes_back_as_it_was() -> None:
     assert newest.maxlen == 2
 
 
-def test_what_two_share_is_shared_again() -> None:
+def test_object_shared_by_two_fields_is_shared_after_decoding() -> None:
     shared = [1]
     found = kept(one=shared, other=shared, equal=[1])
     one = found["one"]
@@ -90,7 +90,7 @@ def test_equal_states_are_equal_bytes_whatever_the_order_of_a_set() -> None:
 
 
 @pytest.mark.parametrize("strange", [lambda: 1, pytest, MS.bit_length, 1j])
-def test_what_is_no_plain_value_is_refused_by_name(strange: object) -> None:
+def test_value_that_is_not_plain_is_refused_by_name(strange: object) -> None:
     with pytest.raises(TypeError, match="is not part of a machine's state"):
         encode_state(keeping(strange=strange))
 
@@ -111,7 +111,7 @@ def test_no_other_class_is_made_of_bytes(name: str) -> None:
 @pytest.mark.parametrize(
     "written", [1, ["l"], ["x"], ["r", 5], ["d", "rank", 1], ["d", "rank", ["q", -1]], ["i", "x"]]
 )
-def test_what_is_no_state_is_a_tape_error(written: object) -> None:
+def test_bytes_that_are_not_a_state_raise_a_tape_error(written: object) -> None:
     with pytest.raises(TapeError):
         decode_state(msgspec.msgpack.encode(written))
     with pytest.raises(TapeError):

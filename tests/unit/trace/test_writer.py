@@ -74,7 +74,7 @@ def written(folder: Path, *numbers: int) -> Path:
 @pytest.mark.parametrize(
     "event", [Encoded(0, 1, "c" * 32), StateTaken(Member(2, 1), 8, 100, "d" * 64)]
 )
-def test_what_others_go_on_from_is_written_at_once(
+def test_event_that_other_racks_depend_on_is_written_at_once(
     tmp_path: Path, event: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rack that was killed had lost its last capture, and with it the replay of all that was
@@ -92,7 +92,7 @@ def test_what_others_go_on_from_is_written_at_once(
     tape.close()
 
 
-def test_what_was_put_is_read_in_order(tmp_path: Path) -> None:
+def test_written_events_are_read_in_order(tmp_path: Path) -> None:
     path = written(tmp_path / "made" / "here", *range(100))
     tape = read_tape(path)
     assert steps(path) == list(range(100))

@@ -614,7 +614,7 @@ async def test_connections_to_racks_that_have_moved_are_closed(lane: MakeLane) -
 
 
 @pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ECONNABORTED, errno.EPROTO, errno.EMFILE])
-async def test_what_accept_says_of_one_connection_ends_no_other(
+async def test_accept_error_of_one_connection_ends_no_other(
     lane: MakeLane, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """accept(2) tells errors of the network, and of a kernel without memory, that pass. After most

@@ -116,7 +116,7 @@ def test_pieces_of_one_batch_do_not_change_places(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("conceal", [True, False])
-def test_nobody_is_brought_to_send_openly_who_conceals(pair: Pair, conceal: bool) -> None:
+def test_concealing_end_refuses_a_peer_that_does_not_conceal(pair: Pair, conceal: bool) -> None:
     holder = HolderEnd(pair[0], TOKEN, Secrets([OURS], conceal=conceal))
     serving = threading.Thread(target=answered, args=(pair[0], holder))
     serving.start()

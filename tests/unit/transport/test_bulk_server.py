@@ -48,7 +48,7 @@ def test_the_oldest_of_the_host_that_has_most_of_them_makes_room(
     assert _least_wanted(made) is made[place]
 
 
-def test_nobody_makes_room_who_is_being_served(sock: socket.socket) -> None:
+def test_connection_in_service_is_not_closed_for_another(sock: socket.socket) -> None:
     made = connections(sock, "AB")
     for connection in made:
         connection.idle = False

@@ -77,7 +77,7 @@ def test_many_jobs_around_the_end_of_threads_are_all_run(
     assert sorted(ran) == list(range(300))
 
 
-def test_what_a_job_held_is_free_while_its_thread_waits(threads: KeptThreads) -> None:
+def test_objects_of_a_finished_job_are_freed_while_its_thread_waits(threads: KeptThreads) -> None:
     class Held:
         def job(self) -> None:
             pass

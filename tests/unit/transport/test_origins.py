@@ -41,7 +41,7 @@ def test_an_address_is_of_the_machine_that_names_it(address: str, number: str, f
     assert Origins(()).fits(address, number) == fits
 
 
-def test_what_stands_in_the_settings_is_taken_from_anywhere_as_it_is_written() -> None:
+def test_address_in_the_settings_is_accepted_from_any_host() -> None:
     known = Origins(("tcp://hostB:21900", "", ADDRESS))
     assert known.fits("tcp://hostB:5", "10.0.0.8")
     assert known.fits(ADDRESS, "10.0.0.8")

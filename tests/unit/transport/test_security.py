@@ -69,7 +69,7 @@ def test_a_channel_opens_what_its_other_end_sealed_in_order_once() -> None:
 
 
 @pytest.mark.parametrize("what", ["secret", "job", "reader", "holder", "direction", "about", "bit"])
-def test_what_was_sealed_for_another_place_does_not_open(what: str) -> None:
+def test_piece_sealed_for_another_place_does_not_open(what: str) -> None:
     """A recording of one connection is worth nothing on another: either side's random differs."""
     piece = sealed(ONE.lane(JOB, READER, HOLDER)[0], b"plain", b"about")
     made = {

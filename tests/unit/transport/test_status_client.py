@@ -133,7 +133,9 @@ def test_everybody_is_asked_and_answers(onlooker: StatusClient) -> None:
         assert onlooker.way(one) is Way.SPEAKS
 
 
-def test_it_says_how_far_one_comes(onlooker: StatusClient, free_port: int) -> None:
+def test_way_to_an_address_is_closed_open_or_speaking(
+    onlooker: StatusClient, free_port: int
+) -> None:
     nowhere = f"tcp://127.0.0.1:{free_port}"
     with answering(None) as mute, socket.create_server(("127.0.0.1", 0)) as listener:
         plain = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
@@ -183,7 +185,7 @@ def test_an_answer_beyond_the_limit_is_not_taken(onlooker: StatusClient) -> None
         assert onlooker.collect(0.3) == []
 
 
-def test_what_is_no_address_is_refused(onlooker: StatusClient) -> None:
+def test_invalid_address_is_refused(onlooker: StatusClient) -> None:
     for wrong in ("rack7:21900", "tcp://rack7", "http://rack7:1", ""):
         with pytest.raises(ConfigError, match="address"):
             onlooker.watch(wrong)

@@ -64,7 +64,7 @@ def test_a_queue_that_is_full_drops() -> None:
     assert len(link.pop_arrived(10_000 * MS)) == most + 1
 
 
-def test_what_is_lost_is_drawn_from_the_seed_alone() -> None:
+def test_lost_packets_are_drawn_from_the_seed_alone() -> None:
     def survivors(loss: float) -> list[int]:
         link = wire(rate_bits=10**12, loss=loss)
         for number in range(20_000):

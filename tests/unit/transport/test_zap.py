@@ -82,7 +82,9 @@ async def test_without_the_key_nobody_is_heard(
         await asyncio.wait_for(there.receive(), SOON_S)
 
 
-async def test_who_has_a_key_says_nothing_to_a_listener_without(sideband: MakeSideband) -> None:
+async def test_sender_with_a_key_sends_nothing_to_a_listener_without_it(
+    sideband: MakeSideband,
+) -> None:
     """Whoever takes a rack's address learns nothing: the server's key is pinned."""
     for fake in (sideband(A), sideband(A, THEIRS)):
         here = sideband(B, OURS)

@@ -144,7 +144,7 @@ async def test_the_newest_frames_wait_for_the_first_connection(
     assert got == list(range(10, EARLY_FRAMES_MAX + 10))
 
 
-async def test_what_waits_is_bounded_in_bytes(sideband: MakeSideband, free_port: int) -> None:
+async def test_waiting_frames_are_bounded_in_bytes(sideband: MakeSideband, free_port: int) -> None:
     here, address = sideband(), f"tcp://127.0.0.1:{free_port}"
     here.connect(B, address)
     for n in range(10):
@@ -260,7 +260,7 @@ async def heard_by(asker: zmq.Socket[bytes]) -> bytes:
     return asker.recv()
 
 
-async def test_what_is_diverted_is_answered_on_its_own_connection(
+async def test_diverted_frame_is_answered_on_its_own_connection(
     sideband: MakeSideband, dealer: MakeDealer
 ) -> None:
     here = sideband()
@@ -320,7 +320,7 @@ async def test_a_question_about_a_connection_loses_no_wake_up(
     assert await asyncio.wait_for(receiving, 20) == b"second"
 
 
-async def test_who_hears_gets_what_waited_and_each_frame_once_in_order(
+async def test_listener_gets_waiting_frames_and_each_frame_once_in_order(
     sideband: MakeSideband,
 ) -> None:
     """Also where each is answered by a question about its connection, which uses up signals."""
@@ -345,7 +345,7 @@ async def test_who_hears_gets_what_waited_and_each_frame_once_in_order(
     assert heard == frames
 
 
-async def test_who_asks_and_does_not_read_gets_no_more(
+async def test_client_that_does_not_read_gets_no_more_answers(
     sideband: MakeSideband, dealer: MakeDealer
 ) -> None:
     """Only a few answers wait for him, and nobody else notices."""

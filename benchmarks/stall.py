@@ -37,7 +37,7 @@ from benchmarks._common import (
     take_turns,
 )
 
-GOAL = Goal("<= 5 ms per round", 5.0, "ms")
+GOAL = Goal("<= 3 ms per round", 3.0, "ms")
 COPIES = 10
 OPTIONS = {
     "numel": (50_331_648, "fp32 elements of the model"),

@@ -25,7 +25,7 @@ def reasons(expected: tuple[int, ...]) -> list[str]:
     found = list(world.checkers.commits.values())
     assert found
     for commit in found:
-        if commit.reason.startswith("expected-in"):
+        if commit.closed_by == "expected-in":
             assert set(expected) <= {member.rack for member in commit.members}
     return [commit.reason for commit in found]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from decimal import Decimal
 from functools import cache
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -56,12 +56,13 @@ CHECKSUM_BYTES = 16
 """Length of the checksum of a payload. Stored as bytes and not as hex, because an offer has one per
 rank and is sent to every rack."""
 
-RECORDS_FORMAT = 8
+RECORDS_FORMAT = 9
 """Version of the meaning of log records; a log of another format is refused with an error that
 names it. 1: merge members without norms. 2: every witness votes, and merges do not count absent
 racks. 3: rounds do not wait for expected racks, and jobs begin at version 0, without checkpoints.
 4: racks that leave are never absent. 5: half of the racks of a lineage may decide, whatever they
-hold. 6: without units of data, and momentum is in every merge. 7: one epoch of units."""
+hold. 6: without units of data, and momentum is in every merge. 7: one epoch of units. 8: why rounds
+closed as text alone."""
 
 
 class WireStruct(Struct, frozen=True, array_like=True):
@@ -350,6 +351,10 @@ class Genesis(WireStruct, frozen=True, tag=1):
         return self.versions or (0,) * len(self.digests)
 
 
+ClosedBy = Literal["all-in", "rest-in", "grace-over", "expected-in", "slow-left", "lockstep"]
+"""Why a round did not wait longer (docs/internals/protocol.md, How long a round waits)."""
+
+
 class Commit(WireStruct, frozen=True, tag=2):
     """A fragment goes from version - 1 to version. Members ascend; one digest per rank."""
 
@@ -358,8 +363,15 @@ class Commit(WireStruct, frozen=True, tag=2):
     members: Annotated[tuple[MergeMember, ...], Meta(max_length=64)]
     dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
     digests: Digests
-    reason: Text
+    closed_by: ClosedBy
+    detail: Text = ""
+    """The racks that this is about, and what became of the round then; for people."""
     absent: Absentees = ()
+
+    @property
+    def reason(self) -> str:
+        """Why the round closed, as people read it."""
+        return ", ".join(filter(None, (self.closed_by, self.detail)))
 
 
 class Roster(WireStruct, frozen=True, tag=3):

@@ -751,6 +751,6 @@ class Coordinator:
         reports = self._reports()
         if unbegun := why_first_version_missing(self.log.committed, reports, live):
             return unbegun
-        whys = tuple([Reason(r.why, fragment=r.fragment) for r in self.rounds if r.why])
+        whys = tuple([Reason(r.why, r.fragment, open_for=r.open_for) for r in self.rounds if r.why])
         reason = waits(self.log.appended, reports)
         return (Reason(reason[:TEXT_MAX]), *whys)[:WHY_MAX] if reason else whys

@@ -20,7 +20,7 @@ the highest `serial`. Duplicated, reordered and lost frames need no further rule
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -406,6 +406,11 @@ WHY_MAX = 1024
 """Limit of the reasons in a message."""
 
 
+OpenFor = Literal["", "grace", "lockstep"]
+"""Why a round waits for more racks although enough offers have arrived: until its grace window is
+over, or as in lockstep for all; empty: it does not."""
+
+
 class Reason(WireStruct, frozen=True):
     """Reason why something is blocked, for people."""
 
@@ -414,6 +419,7 @@ class Reason(WireStruct, frozen=True):
     """The fragment whose round waits; -1: not a single round."""
     refused: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
     """The rack that was refused; -1: none."""
+    open_for: OpenFor = ""
 
     def __str__(self) -> str:
         if self.refused >= 0:

@@ -15,6 +15,7 @@ from mend.consensus.quorum import hold, worthwhile
 from mend.consensus.records import (
     TEXT_MAX,
     Absent,
+    ClosedBy,
     Commit,
     Drop,
     Ended,
@@ -23,7 +24,7 @@ from mend.consensus.records import (
     merge_member_of,
 )
 from mend.coordination.grace import WINDOW_NS_MAX, Mean, adaptive_grace_ns
-from mend.coordination.messages import MergeProposal, Sliced
+from mend.coordination.messages import MergeProposal, OpenFor, Sliced
 from mend.coordination.schedule import gap_steps, overlap_at
 from mend.types import SECOND, WITNESS, Member, rack_names
 
@@ -118,11 +119,15 @@ class Round:
     """Racks that count as absent, fixed for the attempt."""
     waiting: frozenset[int] = frozenset()
     """Racks that the round stays open for although K offers have arrived."""
+    open_for: OpenFor = ""
+    """Why it stays open for them."""
     hidden_ns: int = 0
     """How long it may stay open and still end within the overlap of the rack that opened it."""
     looked_ns: int = 0
     """When the ladder last counted its open time."""
-    closed_by: str = ""
+    closed_by: ClosedBy = "all-in"
+    detail: list[str] = field(default_factory=list)
+    """Further to `closed_by`: about which racks it is, and how the attempts went."""
     sharded: bool = False
     """Whether the attempt is sharded."""
     unsharded: str = ""
@@ -145,7 +150,7 @@ class Round:
 
     def advance(self, inputs: RoundInputs, now_ns: int) -> Commit | Drop | None:
         """Advance as far as the inputs allow. Returns the record to append, if there is one."""
-        self.why, self.waiting = "", frozenset()
+        self.why, self.waiting, self.open_for = "", frozenset(), ""
         if inputs.bad:
             return self._drop_bad(inputs.bad)
         if (
@@ -291,11 +296,12 @@ class Round:
             self.quorum_time.observe(now_ns - self.opened_ns)
         if not waiting:
             left = expected - inside - inputs.declined
-            self.closed_by = _close_reason(inputs, inside, left)
+            self.closed_by, self.detail = _close_reason(inputs, inside, left)
         elif not inputs.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(inputs):
-            self.closed_by = "grace-over" + _racks(", without", waiting)
+            self.closed_by, self.detail = "grace-over", [_racks("without", waiting)]
         else:
             self.why, self.waiting = f"waiting for {rack_names(waiting)}", frozenset(waiting)
+            self.open_for = "lockstep" if inputs.policy.lockstep else "grace"
             self.hidden_ns = self._hidden_ns(inputs)
             return None
         if absurd := self._absurd(inputs, arrived):
@@ -321,11 +327,12 @@ class Round:
         if self.count == ATTEMPT_LAST:
             return  # an attempt number names one set of members, so numbers have run out
         gone = {offer.member.rack for offer in self.members} - {o.member.rack for o in members}
-        self.closed_by += _racks(", then without", gone)
+        if gone:
+            self.detail.append(_racks("then without", gone))
         may = inputs.policy.sharded and len(members) >= SLICED_MIN
         self.sharded, self.merged = may and not self.unsharded, ()
         if self.sharded and self.count == 0:
-            self.closed_by += ", sharded"
+            self.detail.append("sharded")
         self.phase, self.members, self.absent = Phase.GATHER, members, _absent(inputs, members)
         self.started_ns = self.gathered_ns
         self.count += 1
@@ -371,7 +378,7 @@ class Round:
         checksums. Returns False if they do so already."""
         if self.sharded:
             self.unsharded = why
-            self.closed_by += f", then mesh: {why}"
+            self.detail.append(f"then mesh: {why}")
         return self.sharded
 
     def _ends_sharded(self, inputs: RoundInputs, now_ns: int) -> bool:
@@ -411,7 +418,8 @@ class Round:
             members=tuple(merge_member_of(offer) for offer in self.members),
             dropped=tuple(Ended(offer.member, offer.seq) for offer in self._too_old(inputs)),
             digests=digests,
-            reason=self.closed_by,
+            closed_by=self.closed_by,
+            detail=", ".join(self.detail),
             absent=self.absent,
         )
 
@@ -453,19 +461,21 @@ def _named(inputs: RoundInputs, expected: frozenset[int]) -> frozenset[int]:
     return named - inputs.mitigated or named
 
 
-def _close_reason(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> str:
+def _close_reason(
+    inputs: RoundInputs, inside: Set[int], left: Set[int]
+) -> tuple[ClosedBy, list[str]]:
     """Why a round that waits for no rack closes: all live racks have offered; or the others offer
     nothing (they declined, leave or have just joined); or rounds do not wait for the racks
     `left`."""
     if inputs.policy.lockstep:
-        return "lockstep"
+        return "lockstep", []
     if left and left <= inputs.mitigated:
-        return "slow-left" + _racks(", without", left)
+        return "slow-left", [_racks("without", left)]
     if left:
-        return "expected-in" + _racks(", without", left)
+        return "expected-in", [_racks("without", left)]
     if absent := inputs.live - inside:
-        return "rest-in" + _racks(", nothing from", absent)
-    return f"all-in, {len(inside)} of {inputs.seats} racks"
+        return "rest-in", [_racks("nothing from", absent)]
+    return "all-in", [f"{len(inside)} of {inputs.seats} racks"]
 
 
 def _undecided(reported: Set[int], absent: Set[int], inputs: RoundInputs) -> str:

@@ -19,7 +19,7 @@ from mend.coordination.messages import Envelope
 from mend.errors import OtherVersion, WireError
 
 MAGIC = b"mnd"
-VERSION = 8
+VERSION = 9
 FRAME_BYTES_MAX = 8 << 20
 
 _HEAD = MAGIC + bytes([VERSION])

@@ -558,6 +558,8 @@ class RoundCommitted(DebugEvent, frozen=True, tag="commit"):
     the other sign, relative to both; none: nothing was compared."""
     moments: bool = False
     """Whether it merged the optimizer's moments. Its tokens are those of the weights' rounds."""
+    closed_by: str = ""
+    """The first word of `reason`, which says why the round did not wait longer."""
 
 
 class RoundDropped(WarningEvent, frozen=True, tag="drop"):

@@ -238,10 +238,9 @@ def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
     events += [
         (at_ns, f"rack {rack} says it holds the result") for rack, at_ns in made.held.items()
     ]
-    lockstep = made.commit is not None and made.commit.reason.startswith("lockstep")
     for at_ns, why in made.whys:
-        grace = "; the grace window runs" if why.startswith("waiting for") and not lockstep else ""
-        events.append((at_ns, why + grace))
+        grace = "; the grace window runs" if why.open_for == "grace" else ""
+        events.append((at_ns, why.text + grace))
     if made.written_ns is not None and story.coordinated:
         events.append((made.written_ns, "enough racks hold equal bits: the commit is written"))
     if made.decided_ns is not None:

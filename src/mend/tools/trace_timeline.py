@@ -70,7 +70,7 @@ class RoundFacts:
     version: int
     opened: tuple[int, int] | None = None
     """(time, rack that opened it)."""
-    whys: list[tuple[int, str]] = field(default_factory=list)
+    whys: list[tuple[int, Reason]] = field(default_factory=list)
     """(time, why it did not go on), whenever that changed."""
     gathers: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """(time, attempt, racks)."""
@@ -234,7 +234,7 @@ class _CoordinatorReader:
     def __init__(self, story: Story) -> None:
         self._story = story
         self._versions: dict[int, int] = defaultdict(int)
-        self._whys: dict[int, str] = {}
+        self._whys: dict[int, Reason] = {}
         self._live: tuple[int, ...] | None = None
 
     def take(self, entry: Entry, at_ns: int) -> None:
@@ -299,10 +299,10 @@ class _CoordinatorReader:
     def _why(self, whys: tuple[Reason, ...], at_ns: int) -> None:
         """Take the reasons of rounds; others are of the start."""
         for why in whys:
-            if why.fragment >= 0 and self._whys.get(why.fragment) != why.text:
-                self._whys[why.fragment] = why.text
+            if why.fragment >= 0 and self._whys.get(why.fragment) != why:
+                self._whys[why.fragment] = why
                 made = self._story.round(why.fragment, self._versions[why.fragment] + 1)
-                made.whys.append((at_ns, why.text))
+                made.whys.append((at_ns, why))
 
 
 class _RankReader:

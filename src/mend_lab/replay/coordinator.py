@@ -58,8 +58,8 @@ class ReplayRound(Round):
         self.script.popleft()
         shares = tuple(merge_member_of(offer) for offer in members)
         return Commit(
-            self.fragment, record.version, shares, dropped, record.digests, record.reason,
-            record.absent,
+            self.fragment, record.version, shares, dropped, record.digests, record.closed_by,
+            record.detail, record.absent,
         )  # fmt: skip
 
     def _all_hold(

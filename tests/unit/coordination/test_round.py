@@ -103,7 +103,8 @@ def test_an_offer_that_nobody_else_holds_yet_is_told_apart_from_one_that_was_not
 def test_a_slow_rack_that_is_mitigated_is_not_waited_for_unless_all_are() -> None:
     round_, two = new_round(), replace(inputs(offer(0), offer(2)), mitigated=frozenset({1}))
     round_.advance(two, 0)
-    assert (round_.phase, round_.closed_by) == (Phase.GATHER, "slow-left, without rack 1")
+    assert round_.phase is Phase.GATHER
+    assert (round_.closed_by, round_.detail) == ("slow-left", ["without rack 1"])
     round_, all_slow = new_round(), replace(two, mitigated=frozenset(range(3)))
     round_.advance(all_slow, 0)
     assert (round_.phase, round_.waiting) == (Phase.OPEN, {1})
@@ -122,7 +123,7 @@ def test_a_round_that_a_live_rack_is_not_in_is_not_all_in(left_out: str) -> None
         seen = replace(seen, contributors=frozenset({0, 2}))
     round_.advance(seen, 0)
     assert round_.phase is Phase.GATHER
-    assert round_.closed_by == "rest-in, nothing from rack 1"
+    assert (round_.closed_by, round_.detail) == ("rest-in", ["nothing from rack 1"])
 
 
 def test_a_round_closes_as_soon_as_the_expected_racks_are_in() -> None:
@@ -131,26 +132,31 @@ def test_a_round_closes_as_soon_as_the_expected_racks_are_in() -> None:
     assert round_.why == "waiting for rack 2"
     round_.advance(inputs(offer(0), offer(2), expected=(0, 2)), 1)
     assert round_.phase is Phase.GATHER
-    assert round_.closed_by == "expected-in, without rack 1"
+    assert (round_.closed_by, round_.detail) == ("expected-in", ["without rack 1"])
     everybody = new_round()
     everybody.advance(inputs(offer(0), offer(1), offer(2), expected=(0, 2)), 0)
-    assert everybody.closed_by == "all-in, 3 of 3 racks"
+    assert (everybody.closed_by, everybody.detail) == ("all-in", ["3 of 3 racks"])
 
 
 def test_grace_is_counted_from_when_k_are_in() -> None:
     round_, one, two = new_round(), inputs(offer(0), k=2), inputs(offer(0), offer(2), k=2)
     round_.advance(one, 0)
     assert round_.why == "1 of 2 offers have arrived, waiting for racks 1,2"
+    assert round_.open_for == ""
     assert round_.deadline_ns(one) is None, "nothing happens by itself before K are in"
     round_.advance(one, 100 * SECOND)
     round_.advance(two, 200 * SECOND)
-    assert round_.why == "waiting for rack 1"
+    assert (round_.why, round_.open_for) == ("waiting for rack 1", "grace")
     assert round_.deadline_ns(two) == 200 * SECOND + GRACE_NS
     round_.advance(two, 200 * SECOND + GRACE_NS - 1)
     assert round_.phase is Phase.OPEN
     round_.advance(two, 200 * SECOND + GRACE_NS)
     assert round_.phase is Phase.GATHER
-    assert round_.closed_by == "grace-over, without rack 1"
+    assert (round_.closed_by, round_.detail) == ("grace-over", ["without rack 1"])
+    assert (round_.why, round_.open_for) == (
+        "no rack has the result yet: waiting for racks 0,1,2",
+        "",
+    )
     assert round_.members == two.offers
 
 
@@ -245,10 +251,10 @@ def test_lockstep_waits_for_all_racks_dead_or_alive() -> None:
     for now_ns in (0, 1000 * SECOND):
         round_.advance(dead, now_ns)
         assert round_.phase is Phase.OPEN
-        assert round_.why == "waiting for rack 2"
+        assert (round_.why, round_.open_for) == ("waiting for rack 2", "lockstep")
         assert round_.deadline_ns(dead) is None, "lockstep knows no clock"
     round_.advance(inputs(offer(0), offer(1), offer(2), lockstep=True), 2000 * SECOND)
-    assert round_.closed_by == "lockstep"
+    assert (round_.closed_by, round_.detail) == ("lockstep", [])
 
 
 def test_lockstep_merges_only_what_was_captured_on_this_version() -> None:
@@ -303,7 +309,7 @@ def test_a_commit_needs_bytes_that_meet_every_quorum() -> None:
     assert round_.why == "rack 0 has the result, too few to decide it: waiting for rack 1"
     commit = round_.advance(replace(all_in, held=held(0, 1)), 0)
     assert commit == Commit(
-        0, 1, (share(offer(0)), share(offer(1))), (), GOOD, "all-in, 2 of 2 racks"
+        0, 1, (share(offer(0)), share(offer(1))), (), GOOD, "all-in", "2 of 2 racks"
     )
 
 
@@ -559,7 +565,7 @@ def told(round_: Round) -> tuple[int, bool, tuple[int, ...], list[int]]:
 
 def test_a_sharded_round_says_who_has_merged_how_many_of_its_slices() -> None:
     round_, scene = slicing()
-    assert round_.closed_by == "all-in, 4 of 4 racks, sharded"
+    assert (round_.closed_by, round_.detail) == ("all-in", ["4 of 4 racks", "sharded"])
     assert told(round_) == (1, True, (), [0, 1, 2, 3])
     some = sliced(3) | sliced(1, merged=1) | sliced(2, attempt=9)
     round_.advance(replace(scene, slices=some), MS)
@@ -576,20 +582,20 @@ def test_a_member_that_falls_silent_loses_its_slice_to_the_others() -> None:
     assert told(round_) == (2, True, (), [0, 1, 2]), "what was merged of four is of no use"
     round_.advance(replace(scene, slices=merged, live=frozenset({0, 1})), 2 * MS)
     assert told(round_) == (3, False, (), [0, 1])
-    assert round_.closed_by.endswith(", sharded, then without rack 3, then without rack 2")
+    assert round_.detail[1:] == ["sharded", "then without rack 3", "then without rack 2"]
 
 
 def test_a_failure_or_a_stall_is_followed_by_a_mesh_of_all() -> None:
     round_, scene = slicing()
     round_.advance(replace(scene, slices=sliced(2, failed=True) | sliced(0)), MS)
     assert told(round_) == (2, False, (), [0, 1, 2, 3])
-    assert round_.closed_by.endswith(", then mesh: failed at rack 2")
+    assert round_.detail[-1] == "then mesh: failed at rack 2"
     round_, scene = slicing()
     round_.advance(replace(scene, slices=sliced(0, 1, 3)), ATTEMPT_STALL_NS - 1)
     assert told(round_) == (1, True, (2, 2, 0, 2), [0, 1, 2, 3])
     round_.advance(scene, ATTEMPT_STALL_NS)
     assert told(round_) == (2, False, (), [0, 1, 2, 3])
-    assert round_.closed_by.endswith(", then mesh: stalled")
+    assert round_.detail[-1] == "then mesh: stalled"
     round_.advance(scene, 2 * ATTEMPT_STALL_NS)
     assert told(round_)[0] == 2, "all bytes are there, so the mesh goes on"
 
@@ -599,7 +605,7 @@ def test_results_that_differ_are_compared_in_a_mesh_and_the_next_round_shards_ag
     unequal = held(0) | held(1, 2, digests=BAD) | held(3, digests=(digest(3),))
     round_.advance(replace(scene, held=unequal), MS)
     assert told(round_)[:2] == (2, False)
-    assert round_.closed_by.endswith(", then mesh: results differ")
+    assert round_.detail[-1] == "then mesh: results differ"
     commit = round_.advance(replace(scene, held=held(0, 1, 2, 3, attempt=2)), 2 * MS)
     assert isinstance(commit, Commit)
     assert commit.reason == "all-in, 4 of 4 racks, sharded, then mesh: results differ"

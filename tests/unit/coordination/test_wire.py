@@ -43,13 +43,17 @@ RECORDS = typing.get_args(Record)
 HEX_PATTERN = r"^([0-9a-f]{32})*([0-9a-f]{2})*\Z"
 
 
-def values_of(annotation: Any, meta: msgspec.Meta | None = None) -> st.SearchStrategy[Any]:
+def values_of(  # noqa: C901 - one flat table
+    annotation: Any, meta: msgspec.Meta | None = None
+) -> st.SearchStrategy[Any]:
     """Values that the annotation of a field allows, within its limits."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return values_of(arguments[0], arguments[1])
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values_of(each) for each in arguments])
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
     if origin is tuple and arguments[-1] is Ellipsis:
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
     if origin is tuple:

@@ -211,7 +211,7 @@ class Hand:
         anchor = self.numerics.adopt(torch.full((numel,), to), numel, version)
         self.published.on_decided(
             Commit(
-                fragment, version, tuple(members), dropped, (anchor.digest,) * self.ranks, "test"
+                fragment, version, tuple(members), dropped, (anchor.digest,) * self.ranks, "all-in"
             )
         )
         if publish:

@@ -1,5 +1,6 @@
-"""What a round costs beside training, in counts that no clock and no other work changes: passes
-over the bytes, calls that let go of the interpreter's lock and take it again, page-locked memory.
+"""What a round costs in training and beside it, in counts that no clock and no other work changes:
+passes over the bytes, calls that let go of the interpreter's lock and take it again, page-locked
+memory.
 
 A training thread that launches kernels waits whenever another thread takes the lock. So a new pass,
 or calls of smaller pieces, are seen here and not first on a GPU.
@@ -24,14 +25,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mend.codec import CODECS
+from mend.codec.on_device import DeviceEncoder
 from mend.config.settings import MendConfig
 from mend.config.wiring import spare_vectors
+from mend.coordination.events import Captured, Event
 from mend.engine import live_rank
 from mend.engine.compute import merge_pass as merge_pass_module
 from mend.engine.compute import offers as offers_module
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.vectors import PORTION_NUMEL
+from mend.engine.trainer import model_access as model_access_module
+from mend.fragment.device import Side
 from mend.kernels import merge_kernel
 from mend.merge import Average
 from mend.outer import Nesterov
@@ -39,6 +44,7 @@ from mend.transport.bulk_client import STREAMS, BulkLane
 from mend.transport.bulk_link import HolderEnd, ReaderEnd
 from mend.transport.security import Channel, Secret, Secrets
 from mend.types import SECOND, Member, offer_key
+from tests.unit.engine.hand import Hand
 
 PARTS = 4
 NUMEL = PARTS * PORTION_NUMEL
@@ -49,6 +55,7 @@ KERNELS = (
     (offers_module, "squares_kernel"),
     (offers_module, "offer_kernel"),
     (merge_pass_module, "merge_kernel"),
+    (model_access_module, "apply_kernel"),
 )
 OURS, TOKEN = b"1" * 32, b"0123456789abcdef"
 KEY = offer_key(Member(0, 1), 0, 0, 1)
@@ -56,7 +63,8 @@ KEY = offer_key(Member(0, 1), 0, 0, 1)
 
 class Counts(TorchDispatchMode):
     """Calls by kind, and how often they touch BYTES: each array that one of them reads or writes is
-    a pass, and one that it overwrites is one too. Torch's are counted in this thread."""
+    a pass, and one that it overwrites is one too. Torch's are counted in this thread, numpy's of
+    arrays that are views of tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +97,36 @@ class Counts(TorchDispatchMode):
         return result
 
 
+class Array(np.ndarray):
+    """A view of a tensor that counts what numpy does with it."""
+
+    count: Callable[[str, int], None]
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+        self._counts(*inputs, *more.get("out", ()))
+        plain = {**more, "out": tuple(map(np.asarray, more["out"]))} if "out" in more else more
+        return getattr(ufunc, method)(*map(np.asarray, inputs), **plain)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        self._counts(*args, *kwargs.values())
+        return super().__array_function__(func, types, args, kwargs)
+
+    def __setitem__(self, place: Any, values: Any) -> None:
+        self._counts(self[place], values)
+        super().__setitem__(place, values)
+
+    def copy(self, *arguments: Any) -> Any:
+        self._counts(self, self)
+        return np.asarray(self).copy(*arguments)
+
+    def astype(self, *arguments: Any, **more: Any) -> Any:
+        self._counts(self, self)
+        return np.asarray(self).astype(*arguments, **more)
+
+    def _counts(self, *touched: Any) -> None:
+        self.count("numpy", sum(x.nbytes for x in touched if isinstance(x, np.ndarray)))
+
+
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     found = Counts()
@@ -114,6 +152,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
             kernel = load(*names)
 
             def call(*arguments: Any) -> Any:
+                arguments = tuple(np.asarray(x) if isinstance(x, Array) else x for x in arguments)
                 arrays = [each for each in arguments if isinstance(each, np.ndarray)]
                 places = {(each.ctypes.data, each.nbytes) for each in arrays if each.nbytes}
                 size = sum(size for _, size in places)
@@ -128,6 +167,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
 
     xxh3_128 = xxhash.xxh3_128
     monkeypatch.setattr(xxhash, "xxh3_128", Hash)
+    numpy_of, array = Tensor.numpy, type("Counted", (Array,), {"count": staticmethod(found.count)})
+    monkeypatch.setattr(Tensor, "numpy", lambda *args, **more: numpy_of(*args, **more).view(array))
     for module, name in KERNELS:
         monkeypatch.setattr(module, name, counted(getattr(module, name)))
     threads = torch.get_num_threads()
@@ -250,6 +291,144 @@ def _merged(counts: Counts, momentum: float, weights: tuple[float, ...]) -> Cost
     with counts:
         numerics.merge(payloads, weights, anchor, 1)
     return dict(counts.calls), counts.passes
+
+
+# --------------------------------------------------------------------------- capture and apply
+
+
+class Training(Hand):
+    """Its worker waits for `encode`, so that what is counted is the training thread's."""
+
+    def __init__(self, **options: Any) -> None:
+        self.captured: list[Event] = []
+        super().__init__(numel=NUMEL, **options)
+
+    def _post(self, event: Event) -> None:
+        if isinstance(event, Captured):
+            self.captured.append(event)
+        else:
+            super()._post(event)
+
+    def encode(self) -> None:
+        super()._post(self.captured.pop())
+
+    def ends_step(self, counts: Counts) -> Cost:
+        """What mend does in the hook of the optimizer's next step."""
+        self.update(0.25)
+        counts.clear()
+        with counts:
+            self.counted()
+        return dict(counts.calls), counts.passes
+
+    def captures(self, counts: Counts) -> Cost:
+        """At the fourth step."""
+        self.step(3)
+        cost = self.ends_step(counts)
+        assert len(self.captured) == 1
+        return cost
+
+    def applies(self, counts: Counts, *, named: bool) -> tuple[Cost, Cost]:
+        """What the loop does when the result is there, and the training thread two steps behind the
+        capture."""
+        self.encode()
+        anchor = self.decide(0.5, names=named, publish=False)
+        self.step(1)
+        counts.clear()
+        with counts:
+            self.published.publish(0, anchor)
+        there = dict(counts.calls), counts.passes
+        cost = self.ends_step(counts)
+        assert self.track().anchor is anchor
+        return there, cost
+
+
+BLOCKS = 4 * PARTS
+"""Of an apply without numba."""
+
+NOTHING: Cost = ({}, {})
+"""Of the bytes of a fragment."""
+
+
+@pytest.mark.parametrize(("named", "passes"), [(True, 4), (False, 3)])
+def test_a_capture_is_one_copy_and_an_apply_one_compiled_pass(
+    counts: Counts, named: bool, passes: int
+) -> None:
+    """The weights and where they go; then the weights, the old and the new anchor and, where the
+    new one has it, the own offer."""
+    pytest.importorskip("numba")
+    training = Training()
+    assert training.captures(counts) == ({"torch": PARTS}, {"torch": 2})
+    cost = {"kernel": PARTS}, {"kernel": passes}
+    assert training.applies(counts, named=named) == (NOTHING, cost)
+
+
+def test_a_capture_that_training_waits_for_is_encoded_in_the_same_pass_as_one_that_it_does_not(
+    counts: Counts,
+) -> None:
+    """By this thread, each portion behind its copy."""
+    pytest.importorskip("numba")
+    cost = {"torch": PARTS, "kernel": PARTS, "hash": PARTS}, {"torch": 2, "kernel": 2, "hash": 1}
+    assert Training(overlapped=False).captures(counts) == cost
+
+
+@pytest.mark.parametrize(
+    ("apply_mode", "named", "cost"),
+    [
+        ("carry", True, ({"torch": 3 * BLOCKS}, {"torch": 8})),
+        ("carry", False, ({"torch": 2 * BLOCKS}, {"torch": 6})),
+        ("overwrite", True, ({"torch": PARTS}, {"torch": 2})),
+        ("blend", True, ({"torch": 3 * BLOCKS}, {"torch": 7})),
+    ],
+)
+def test_without_numba_an_apply_takes_so_many_calls_of_torch(
+    counts: Counts, monkeypatch: pytest.MonkeyPatch, apply_mode: str, named: bool, cost: Cost
+) -> None:
+    """In blocks that stay in the cache."""
+    without_kernels(monkeypatch)
+    training = Training(apply_mode=apply_mode)
+    assert training.captures(counts) == ({"torch": PARTS}, {"torch": 2})
+    assert training.applies(counts, named=named) == (NOTHING, cost)
+
+
+@pytest.mark.parametrize(
+    ("apply_mode", "named", "there", "applied"),
+    [
+        # Up: the old anchor, the delta that is subtracted from it, and the new anchor in its place.
+        ("carry", True, ({"torch": 4}, {"torch": 8}), ({"torch": 2}, {"torch": 4})),
+        ("carry", False, ({"torch": 2}, {"torch": 4}), ({"torch": 2}, {"torch": 4})),
+        ("overwrite", True, ({"torch": 1}, {"torch": 2}), ({"torch": 1}, {"torch": 2})),
+        ("blend", True, ({"torch": 1}, {"torch": 2}), ({"torch": 3}, {"torch": 5})),
+    ],
+)
+def test_on_a_device_the_training_stream_waits_for_one_copy_and_one_move(
+    counts: Counts, apply_mode: str, named: bool, there: Cost, applied: Cost
+) -> None:
+    """A capture goes to a copy on the device, and from there to the host. The new anchor is brought
+    when it is there, not when it is due."""
+    training = Training(side=Side(torch.device("cpu")), apply_mode=apply_mode)
+    assert training.captures(counts) == ({"torch": 2}, {"torch": 4})
+    assert training.applies(counts, named=named) == (there, applied)
+
+
+def test_a_device_that_encodes_copies_the_weights_once_and_brings_the_payload_alone(
+    counts: Counts,
+) -> None:
+    """The anchor of the first capture is brought once; that of the next is there."""
+    offers = Counter[str]()
+
+    def kernel(*vectors: Any) -> None:
+        """In place of the compiled one."""
+        offers["calls"] += 1
+        vectors[-1].fill_(0)
+
+    encoder = DeviceEncoder(CODECS["int8"](), kernel)
+    training = Training(side=Side(torch.device("cpu")), payload="int8", on_device=encoder)
+    assert training.captures(counts) == ({"torch": 4}, {"torch": 4.5})
+    there, applied = training.applies(counts, named=True)
+    assert (there, applied) == (({"torch": 4}, {"torch": 8}), ({"torch": 2}, {"torch": 4}))
+    training.step(1)
+    assert training.ends_step(counts) == ({"torch": 3}, {"torch": 2.5})
+    assert offers["calls"] == 2
 
 
 # --------------------------------------------------------------------------- lane

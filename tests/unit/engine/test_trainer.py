@@ -764,7 +764,7 @@ def snapshot(hand: Hand, *records: Record) -> Callable[[], None]:
 
 def merged(version: int) -> Commit:
     return Commit(
-        0, version, (MergeMember(THEIRS, version, version - 1, 4, 10, 1),), (), ("",), "test"
+        0, version, (MergeMember(THEIRS, version, version - 1, 4, 10, 1),), (), ("",), "all-in"
     )
 
 

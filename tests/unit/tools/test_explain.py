@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,6 +19,8 @@ CALM = Scenario(steps=(24, 24))
 SLOW = Scenario(steps=(36, 24), step_ns=(50 * MS, 75 * MS), grace_ns=0)
 """Rack 1 comes late to every round, and nobody waits for it."""
 
+UNEVEN = Scenario(steps=(36, 24), step_ns=(50 * MS, 75 * MS))
+LOCKSTEP = replace(UNEVEN, steps=(24, 24), lockstep=True)
 CRASH = Scenario(
     racks=3, steps=(80,) * 3, step_ns=(50 * MS,) * 3,
     faults=(Fault("crash", 700 * MS, 60 * SECOND, a=2),),
@@ -101,7 +104,17 @@ def test_the_words_are_those_of_the_log_and_of_the_status() -> None:
         assert made.commit is not None
         assert f"closed by: {made.commit.reason}" in text(story, made)
         for _, why in made.whys:
-            assert why in text(story, made)
+            assert why.text in text(story, made)
+
+
+@pytest.mark.parametrize(("scenario", "runs"), [(UNEVEN, True), (LOCKSTEP, False)])
+def test_a_grace_window_runs_where_rounds_do_not_wait_for_all_anyway(
+    scenario: Scenario, runs: bool
+) -> None:
+    story = told(scenario)
+    assert any(why.open_for for made in story.decided for _, why in made.whys)
+    said = [text(story, made) for made in story.decided]
+    assert any("; the grace window runs" in each for each in said) == runs
 
 
 def test_a_rack_that_is_late_is_left_out_with_its_reason() -> None:

@@ -77,10 +77,12 @@ class RunFolder:
             ]  # fmt: skip
             kept = members if number % 3 else members[:1]
             reason = "all-in" if number % 3 else "grace-over, without rack 1"
+            closed_by = "all-in" if number % 3 else "grace-over"
             digests = [f"{number:02x}" * 32]
-            about = {"fragment": 0, "version": number, "digests": digests, "reason": reason}
+            about = {"fragment": 0, "version": number, "digests": digests}
             ramp = {"rounds": number - 1, "momentum": (number - 1) / (number + 9)}
-            self.says(rack, "commit", at_ns, members=kept, live=2, **about, **ramp)
+            closing = {"reason": reason, "closed_by": closed_by}
+            self.says(rack, "commit", at_ns, members=kept, live=2, **about, **closing, **ramp)
 
     def write(self) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ def commit(fragment: int, version: int, racks: dict[int, int], bits: str = "aa")
     return {
         "kind": "commit", "fragment": fragment, "version": version, "members": members,
         "digests": [bits], "reason": "all-in" if len(racks) > 1 else "grace-over, without rack 1",
+        "closed_by": "all-in" if len(racks) > 1 else "grace-over",
     }  # fmt: skip
 
 
@@ -96,7 +97,9 @@ def test_rounds_are_counted_once_with_who_was_in() -> None:
     assert (facts.rounds, facts.fragments) == (2, {0, 1})
     assert facts.merged == {0: 2, 1: 1}
     assert facts.tokens_merged == {0: 200, 1: 100}
-    assert facts.reasons == {"all-in": 1, "grace-over, without rack 1": 1}
+    assert facts.closings == {
+        ("all-in", "all-in"): 1, ("grace-over", "grace-over, without rack 1"): 1,
+    }  # fmt: skip
     assert facts.strip.shares(1) == [1.0, 0.0]
     assert (facts.agreed, facts.alone, facts.differences) == (2, 0, [])
     assert [each[:2] for each in facts.newest] == [(0, 1), (1, 1)]

@@ -388,4 +388,5 @@ def _event_of(commit: Commit, live: int, outer: _Outer | None) -> RoundCommitted
         momentum=momentum,
         balance=balance,
         moments=outer is None,
+        closed_by=commit.closed_by,
     )

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -24,7 +24,7 @@ from mend.types import WITNESS
 NAMES_MAX = 12
 """Most kinds of recorded values."""
 NAME_MAX = 40
-REASONS_MAX = 40
+CLOSINGS_MAX = 40
 FAULTS_SHOWN = 20
 """Faults that are shown of the first, and of the last ones."""
 TEXT_MAX = 4000
@@ -48,6 +48,13 @@ def clean(text: str) -> str:
     """Printable, and at most TEXT_MAX characters: it is from a file."""
     cut = text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "\N{HORIZONTAL ELLIPSIS}"
     return printable(cut)
+
+
+class Closing(NamedTuple):
+    """Why a round closed: the value, and the sentence."""
+
+    closed_by: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,7 @@ class RunFacts:
     """Bytes of all payloads of moments."""
     fragments: set[int] = field(default_factory=set)
     """Fragments of weights."""
-    reasons: Counter[str] = field(default_factory=Counter)
+    closings: Counter[Closing] = field(default_factory=Counter)
     turnout: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(racks merged, racks that lived) -> rounds."""
     merged: Counter[int] = field(default_factory=Counter)
@@ -459,9 +466,9 @@ class Gathering:
         facts = self.facts
         facts.rounds += 1
         facts.newest.append((commit.fragment, commit.version, time_ns))
-        reason = clean(commit.reason)
-        full = len(facts.reasons) >= REASONS_MAX and reason not in facts.reasons
-        facts.reasons["other" if full else reason] += 1
+        closing = Closing(commit.closed_by, clean(commit.reason))
+        full = len(facts.closings) >= CLOSINGS_MAX and closing not in facts.closings
+        facts.closings[Closing("", "other") if full else closing] += 1
         racks = {share.rack for share in commit.members if share.rack < WITNESS}
         facts.strip.add(racks)
         if commit.live:

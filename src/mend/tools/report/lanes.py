@@ -8,6 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
+from mend.consensus.records import ClosedBy
 from mend.tools.report.axes import PLACES, Scale, Tick
 from mend.tools.report.facts import RunFacts
 from mend.tools.report.rounds import PHASES, Bar, Rounds
@@ -16,7 +17,7 @@ from mend.types import SECOND
 
 REASONS_SHOWN = 7
 LANES_MAX = 48
-REASONS = {
+REASONS: dict[ClosedBy, str] = {
     "all-in": "every live rack was in, so many of the roster's",
     "rest-in": "the live racks that are not in had nothing to offer",
     "grace-over": "enough offers were in, and the grace window ended",
@@ -24,21 +25,22 @@ REASONS = {
     "slow-left": "all but slow racks that are not waited for",
     "lockstep": "all racks, always",
 }
-"""What the first words of a reason mean."""
+"""What `closed_by` of a commit means."""
 DRAWN_IN_ORDER = ("grace", "ready", "exchange", "encode", "capture", "merge", "apply")
 """Phases in the order of drawing."""
 
 
 def reasons(facts: RunFacts) -> list[tuple[str, int]]:
     """(why, rounds that closed so), the most frequent first."""
-    common = facts.reasons.most_common(REASONS_SHOWN)
+    common = facts.closings.most_common(REASONS_SHOWN)
     rest = facts.rounds - sum(count for _, count in common)
-    return [*common, *([("others", rest)] if rest else [])]
+    counts = [(closing.reason, count) for closing, count in common]
+    return [*counts, *([("others", rest)] if rest else [])]
 
 
 def meanings(facts: RunFacts) -> str:
     """Explain the reasons that are shown."""
-    shown = {why.partition(",")[0] for why, _ in reasons(facts)}
+    shown = {closing.closed_by for closing, _ in facts.closings.most_common(REASONS_SHOWN)}
     return " ".join(f"{why}: {meaning}." for why, meaning in REASONS.items() if why in shown)
 
 

@@ -183,6 +183,6 @@ def _grace(made: RoundFacts) -> tuple[int, int] | None:
         return None
     closed_ns = made.gathers[0][0]
     for at_ns, why in made.whys:
-        if why.startswith("waiting for rack") and at_ns <= closed_ns:
+        if why.open_for and at_ns <= closed_ns:
             return at_ns, closed_ns
     return None

@@ -137,6 +137,7 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
     own = {view.rack: view for view, _ in known if view.job == first.job and view.doings}
     lively = {view.rack for view in fresh}
     racks = _with_comparisons(list(_lines(first, others, own, lively)))
+    over = is_over(answers)
     doings = [view.doings for view in others if view.doings is not None]
     picture = Picture(
         job=first.job,
@@ -151,10 +152,10 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
             RoundLine(r.fragment, r.version, r.phase, r.racks, _seconds(r.for_ms, 1000), r.why)
             for r in first.rounds
         ),
-        notices=tuple(_sentences(first, others, [view for view, _ in known])),
+        notices=tuple(_sentences(first, others, [view for view, _ in known], over)),
         silent=silent,
     )  # fmt: skip
-    return _after_the_end(picture, [view for view, _ in known]) if is_over(answers) else picture
+    return _after_the_end(picture, [view for view, _ in known]) if over else picture
 
 
 def _after_the_end(picture: Picture, known: Sequence[JobStatus]) -> Picture:
@@ -163,8 +164,7 @@ def _after_the_end(picture: Picture, known: Sequence[JobStatus]) -> Picture:
     racks = tuple(
         _ended(line) if line.rack in gone else _unless_lost(line) for line in picture.racks
     )
-    notices = tuple(each for each in picture.notices if not each.endswith(" has ended"))
-    return replace(picture, state="ended", racks=racks, in_flight=0, rounds=(), notices=notices)
+    return replace(picture, state="ended", racks=racks, in_flight=0, rounds=())
 
 
 def with_former_racks(picture: Picture, former: Iterable[RackLine]) -> Picture:
@@ -211,8 +211,9 @@ def _state(first: JobStatus, racks: Sequence[RackLine]) -> str:
 
 
 def _sentences(
-    first: JobStatus, others: Sequence[JobStatus], known: Sequence[JobStatus]
+    first: JobStatus, others: Sequence[JobStatus], known: Sequence[JobStatus], over: bool
 ) -> list[str]:
+    """`over`: the job has ended; then the end of a rack is news only with its reason."""
     sentences = [*first.why, *map(sentence_of, first.slow)]
     start_it = "was evicted because it was slow: start it again (mend launch does) to rejoin"
     sentences += [
@@ -222,7 +223,7 @@ def _sentences(
         sentences.append("no hello yet from " + ", ".join(map(rack_name, first.missing)))
     sentences += [f"{rack_name(view.rack)}: {view.detail}" for view in others if view.detail]
     for view in known:
-        if view.state == "ended" and view not in others:
+        if view.state == "ended" and view not in others and (view.detail or not over):
             sentences.append(
                 f"{rack_name(view.rack)} has ended" + (view.detail and f": {view.detail}")
             )

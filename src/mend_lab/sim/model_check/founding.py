@@ -447,7 +447,7 @@ class ModelWorld(Snapshots):
         if not self.proposer_of(right).open:
             return None
         name_ = f"{right.ballot:032x}"
-        commit = Commit(0, log.appended.versions[0] + 1, (), (), (name_,), "")
+        commit = Commit(0, log.appended.versions[0] + 1, (), (), (name_,), "all-in")
         state = state._replace(used=used._replace(commits=used.commits + 1))
         return self._append(state, node, right, commit)
 

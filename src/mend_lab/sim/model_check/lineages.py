@@ -163,7 +163,7 @@ class ModelWorld(founding.ModelWorld):
     def _merge(self, state: State, node: int, fragment: int, places: tuple[int, ...]) -> State:
         right, used = state.nodes[node].right, state.used
         version = self.log(right.log).committed.versions[fragment] + 1
-        commit = Commit(fragment, version, (), (), (f"{right.ballot:032x}",), "")
+        commit = Commit(fragment, version, (), (), (f"{right.ballot:032x}",), "all-in")
         number = self.records.number(commit)
         nodes = tuple(
             its._replace(made=its.made | {number}) if place in places else its

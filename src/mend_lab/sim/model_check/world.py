@@ -274,7 +274,7 @@ class ModelWorld(Deciding):
         seated = {each.member for each in committed.seats.values()}
         if not hold(members & seated, committed.voters):
             return None
-        commit = Commit(0, term.gather[0], (), (), (result(term.gather),), "")
+        commit = Commit(0, term.gather[0], (), (), (result(term.gather),), "all-in")
         state = put_term(state, action.at, term._replace(results=()))
         return self.propose(state, term, self.parts.records.number(commit))
 

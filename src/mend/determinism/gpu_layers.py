@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -342,8 +341,8 @@ def _variance(
 
 
 def _reciprocal(number: float) -> float:
-    """torch divides by a number on a GPU as a product with this."""
-    return float(np.float32(1) / np.float32(number)) if number else math.inf
+    """torch divides by a number on a GPU as a product with this: found in double, then rounded."""
+    return 1.0 / number if number else math.inf
 
 
 def _attention_kernels() -> Any:

@@ -199,10 +199,10 @@ def test_memory_is_what_is_counted(codec: str, kept: int) -> None:
             optimizer.step()
             optimizer.zero_grad()
         status = runtime.status()
-    in_flight = 4 * numel * (status.racks_configured + 3)
-    # The host keeps what int8, the default, leaves out, and its payload: 33 bytes for 32 elements.
-    encoded = 0 if codec else (4 + 33 / 32) * numel + (1 << 20)
-    most = 16 * numel + in_flight + encoded
+    # docs/tuning.md, Does it fit the machine: the host keeps what int8, the default, leaves out.
+    residuals = 0 if codec else 1
+    in_flight = 4 * numel * (status.racks_configured + 3 + residuals)
+    most = 16 * numel + 4 * numel * residuals + in_flight
     assert 0 < status.host_bytes <= most, "with outer momentum, as by default"
     stays = kept * numel + 4 * largest if codec else 0
     assert stays < status.device_bytes_peak <= stays + 3 * 4 * largest

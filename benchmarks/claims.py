@@ -136,18 +136,13 @@ CLAIMS = (
     ),
     Claim(
         PEERS,
-        "| mend | {} | {} | float32 |",
-        lambda: fixed(
-            3, *of_none("h200.json", "concurrent", 0), *of_none("h200.json", "blocking", 0)
-        ),
-    ),
-    Claim(
-        PEERS,
-        "| torchft | {} | {} | bf16 |",
+        "| mend | {} | {} | bf16 |\n| torchft | {} | {} | bf16 |",
         lambda: fixed(
             3,
-            *of_none("torchft.json", "torchft-overlap"),
-            *of_none("torchft.json", "torchft-blocking"),
+            *(
+                of_none("h100_torchft_fsdp2.json", mode)[0]
+                for mode in ("concurrent", "blocking", "torchft-overlap", "torchft-blocking")
+            ),
         ),
     ),
     Claim(DETAIL, "`outer_sync` (mend: {}x)", measured("outer_sync.json", 1)),

@@ -419,7 +419,7 @@ class Round:
             dropped=tuple(Ended(offer.member, offer.seq) for offer in self._too_old(inputs)),
             digests=digests,
             closed_by=self.closed_by,
-            detail=", ".join(self.detail),
+            detail=", ".join(self.detail)[:TEXT_MAX],
             absent=self.absent,
         )
 

@@ -63,6 +63,11 @@ def rack_names(racks: Collection[int]) -> str:
     return f"rack{'s' if len(racks) > 1 else ''} {','.join(map(str, sorted(racks)))}"
 
 
+def visible(text: str) -> str:
+    """The text, in quotes if it is blank or begins with a quote: unequal ones stay unequal."""
+    return repr(text) if text.lstrip()[:1] in ("", "'", '"') else text
+
+
 def whole_number(value: object) -> int | None:
     """`value` as an int; None for a bool, and for anything that is not a whole number."""
     if isinstance(value, bool):

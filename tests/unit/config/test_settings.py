@@ -18,9 +18,10 @@ from torch import nn
 from mend.codec import CODECS
 from mend.config import MendConfig, describe, settings
 from mend.config import kinds as k
-from mend.config.declared import Group, Scope
+from mend.config.declared import Group, Scope, text_of
 from mend.config.registered import OWN_MERGES
 from mend.config.wiring import numerics_of
+from mend.consensus.records import Filled
 from mend.errors import ConfigError, MendError
 from mend.fragment import ApplyMode
 from mend.fragment.model_plan import ModelPlan
@@ -447,6 +448,14 @@ def test_shared_setting_other_value_shows_in_the_facts(
 
 
 def test_every_shared_setting_has_another_value_in_this_test() -> None:
+@pytest.mark.parametrize(
+    ("value", "text"), [("", "''"), (" ", "' '"), ("''", "\"''\""), ("a", "a")]
+)
+def test_text_of_a_setting_is_visible_and_its_own(value: str, text: str) -> None:
+    """A refusal said that a setting "is  there", and two texts must not look the same."""
+    assert text_of(value) == Filled("weather").text(value) == text
+
+
     assert ELSE.keys() == set(SHARED)
 
 

@@ -35,6 +35,12 @@ RANKS_MAX = 1024
 MOMENT_PERIODS = {1: "momentum_sync_period_steps", 2: "second_moment_sync_period_steps"}
 """Order of an optimizer's moment -> the setting of how often the racks average it."""
 
+OWN_CODECS = ("float32", "bfloat16", "int8", "int4", "e3m0", "topk", "sparse")
+"""mend's own codecs besides powersgd-R. They are listed here because mend.codec loads torch."""
+
+CODEC_NAMES = f"{', '.join(OWN_CODECS)}, powersgd-1 to powersgd-64"
+"""For help texts."""
+
 MS = 1_000_000
 SECOND = 1_000_000_000
 MB = 1_000_000

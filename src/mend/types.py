@@ -35,6 +35,12 @@ RANKS_MAX = 1024
 MOMENT_PERIODS = {1: "momentum_sync_period_steps", 2: "second_moment_sync_period_steps"}
 """Order of an optimizer's moment -> the setting of how often the racks average it."""
 
+OWN_CODECS = ("float32", "bfloat16", "int8", "int4", "e3m0", "topk", "sparse")
+"""mend's own codecs besides powersgd-R. They are listed here because mend.codec loads torch."""
+
+CODEC_NAMES = f"{', '.join(OWN_CODECS)}, powersgd-1 to powersgd-64"
+"""For help texts."""
+
 MS = 1_000_000
 SECOND = 1_000_000_000
 MB = 1_000_000
@@ -61,6 +67,11 @@ def rack_name(rack: int) -> str:
 def rack_names(racks: Collection[int]) -> str:
     """Racks by their numbers, ascending; of at least one."""
     return f"rack{'s' if len(racks) > 1 else ''} {','.join(map(str, sorted(racks)))}"
+
+
+def visible(text: str) -> str:
+    """The text, in quotes if it is blank or begins with a quote: unequal ones stay unequal."""
+    return repr(text) if text.lstrip()[:1] in ("", "'", '"') else text
 
 
 def whole_number(value: object) -> int | None:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from mend.config.kinds import Kind
+from mend.types import visible
 
 
 class Group(Enum):
@@ -49,9 +50,10 @@ def setting(
 
 
 def text_of(value: object) -> str:
-    """A value for people and for comparison: unequal values have unequal texts, and 1 is 1.0."""
+    """A value for people and for comparison: never blank, unequal values have unequal texts, and 1
+    is 1.0."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, tuple):
         return ", ".join(map(repr, value)) or "empty"
-    return str(value)
+    return visible(str(value))

@@ -20,7 +20,7 @@ from mend.config.registered import NESTEROV, OWN_MERGES, is_codec, is_merge, is_
 from mend.config.sources import from_arguments, from_environment, from_toml
 from mend.errors import ConfigError
 from mend.status.metrics_server import without_package
-from mend.types import MOMENT_PERIODS, RACKS_MAX
+from mend.types import MOMENT_PERIODS, OWN_CODECS, RACKS_MAX
 
 PORT_FIRST = 21_900
 """Rack r listens on port PORT_FIRST + r of the loopback interface by default."""
@@ -32,22 +32,19 @@ RAMP_ROUNDS = {"scratch": 10, "warm": 5}
 """outer_start -> rounds of the ramp of momentum and overlap; the runs are in
 benchmarks/results/quality_gpu.md."""
 
-CODECS = ("float32", "bfloat16", "int8", "int4", "e3m0", "topk", "powersgd", "sparse")
-"""mend's own; powersgd-R sends R columns of each matrix."""
-
 _SPELLED = {"bf16": "bfloat16", "powersgd": "powersgd-4"}
 """Short names -> codec."""
 
 
 def _codec(value: Any) -> str:
     k.refuse_unless(isinstance(value, str))
-    k.refuse_unless(value in CODECS or value in _SPELLED or is_codec(value))
+    k.refuse_unless(value in OWN_CODECS or value in _SPELLED or is_codec(value))
     return str(_SPELLED.get(value, value))
 
 
 CODEC = k.Kind(
-    f"one of {', '.join(CODECS)}, powersgd-R with R columns of 1 to 64 (without: 4), or the name "
-    "of a registered codec",
+    f"one of {', '.join(OWN_CODECS)}, powersgd-R with R columns of 1 to 64 (powersgd: 4), or the "
+    "name of a registered codec",
     _codec,
 )
 

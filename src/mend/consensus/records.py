@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from mend.types import MS, SECOND, Address, Member
+from mend.types import MS, SECOND, Address, Member, visible
 
 U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -203,7 +203,9 @@ class Filled(NamedTuple):
         if self.unit_ns:
             exact = f"{(Decimal(field) / self.unit_ns).normalize():f}"
             return "adaptive" if field < 0 else exact
-        return ", ".join(map(str, field)) or "empty" if isinstance(field, tuple) else str(field)
+        if isinstance(field, tuple):
+            return ", ".join(map(str, field)) or "empty"
+        return visible(str(field))
 
 
 class Policy(WireStruct, frozen=True):

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.ballots import NUMBER_MAX, number_of, owner_of
 from mend.consensus.log import LogState, log_state_of
 from mend.consensus.records import Seat, Snapshot
 from mend.coordination.awake import AwakeClock, Sleep
-from mend.coordination.events import Connect, Effect, Event, Heard, Note, Send
+from mend.coordination.events import CommonEffect, Connect, Effect, Event, Heard, Note, Send
 from mend.coordination.messages import Orders, Prepare, Vote
 from mend.events.kinds import ProtocolFault
 from mend.types import SECOND, WITNESS, Member, Peer
+
+
+class _Effects(Protocol):
+    """A list of effects, of a leader or of the witness."""
+
+    def append(self, effect: CommonEffect, /) -> None: ...
 
 
 @dataclass
@@ -100,7 +107,7 @@ class Follower:
         return log.appended.begun and self._may_start_over() and strange
 
     def follow(
-        self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
+        self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: _Effects
     ) -> bool:
         """Append the new part of the log. Returns whether these are the newest orders. A
         coordinator whose ballot is over gets an answer that shows it."""
@@ -171,7 +178,7 @@ class Follower:
         return Vote(serial, self.acceptor.log.lineage, self.acceptor.acceptor_state(after), ())
 
 
-def ways_to_leaders(log: LogState, rack: int) -> list[Effect]:
+def ways_to_leaders(log: LogState, rack: int) -> list[CommonEffect]:
     """Connections from `rack` to all other leaders, any of which may become the coordinator."""
     return [
         Connect(Peer(other, 0), seat.address)
@@ -190,7 +197,7 @@ class WitnessFollower:
     """Seats whose leaders it is connected to."""
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
-        effects: list[Effect] = []
+        effects: list[CommonEffect] = []
         if slept_ns := self.sleep.take(now_ns):
             self.follower.discount(slept_ns)
         match event:
@@ -214,9 +221,9 @@ class WitnessFollower:
                     if self.follower.homeless() and prepare.address is not None:
                         effects.append(Connect(peer, prepare.address))
                     effects.append(Send(peer, vote))
-        return effects
+        return [*effects]
 
-    def _connect(self, log: LogState, effects: list[Effect]) -> None:
+    def _connect(self, log: LogState, effects: list[CommonEffect]) -> None:
         seats = tuple(log.seats[rack] for rack in sorted(log.seats))
         if seats != self.ways:
             self.ways = seats

@@ -9,7 +9,7 @@ from mend.consensus.log import Log, LogState, witness_votes
 from mend.consensus.records import TEXT_MAX, Genesis
 from mend.consensus.units import all_free
 from mend.consensus.units import resume as resume_units
-from mend.coordination.events import Connect, Effect, Note, Send
+from mend.coordination.events import CommonEffect, Connect, Note, Send
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Reason, Refusal
 from mend.coordination.validation import (
@@ -104,7 +104,7 @@ class Admission:
         views: Mapping[int, MemberView],
         log: LogState,
         now_ns: int,
-        effects: list[Effect],
+        effects: list[CommonEffect],
     ) -> bool:
         """Whether the rack may get a seat. Refuses a rack that does not fit."""
         rack, member = sender.rack, hello.seat.member
@@ -143,7 +143,7 @@ class Admission:
         views: Mapping[int, MemberView],
         log: LogState,
         now_ns: int,
-        effects: list[Effect],
+        effects: list[CommonEffect],
     ) -> bool:
         """Whether a rack fits a job that has begun and its former incarnation is known to be
         over."""
@@ -162,7 +162,7 @@ class Admission:
         return former is None or life_of(former) in hello.after
 
     def report_end(
-        self, sender: Member, hello: Hello, log: LogState, effects: list[Effect]
+        self, sender: Member, hello: Hello, log: LogState, effects: list[CommonEffect]
     ) -> None:
         """Send a rack that was started too late the refusal that the job is over."""
         known = sender in log.former  # a late frame of a rack that has left
@@ -176,7 +176,7 @@ class Admission:
         self.refuse(hello, "over", detail, detail, effects)
 
     def report_lost_seat(
-        self, sender: Member, views: Mapping[int, MemberView], log: Log, effects: list[Effect]
+        self, sender: Member, views: Mapping[int, MemberView], log: Log, effects: list[CommonEffect]
     ) -> None:
         """Notify a member that it has lost its seat. Orders go to members only, and a rack that
         ignores this rack's next life would never learn why it gets no answer."""
@@ -216,7 +216,7 @@ class Admission:
                 return describe(found)
         return describe([Difference("its plan", plan_hash(hello)[:12], log.plan[:12])])
 
-    def first_misfit(self, effects: list[Effect]) -> int | None:
+    def first_misfit(self, effects: list[CommonEffect]) -> int | None:
         """Before the start: refuse the rack whose plan differs from that of the lowest rack."""
         lowest = self.hellos[min(self.hellos)]
         for rack in sorted(self.hellos):
@@ -241,7 +241,7 @@ class Admission:
         return tuple([Reason(self.refused[rack], refused=rack) for rack in absent])
 
     def refuse(
-        self, hello: Hello, kind: str, detail: str, noted: str, effects: list[Effect]
+        self, hello: Hello, kind: str, detail: str, noted: str, effects: list[CommonEffect]
     ) -> None:
         """Refuse a rack. `detail`: sent to the rack and shown to status clients. Except for the
         number of racks it names the wrong value, never the right one, because the sender may be a

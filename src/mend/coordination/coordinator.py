@@ -20,7 +20,7 @@ from mend.coordination.checkpoints import next_checkpoint, waits
 from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
 from mend.coordination.ending import Ending, late_members
-from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
+from mend.coordination.events import CommonEffect, Effect, Event, Finished, Heard, Note, Send
 from mend.coordination.first_version import FirstVersion, why_first_version_missing
 from mend.coordination.flow import Flow, batch_ns
 from mend.coordination.grace import Mean
@@ -132,14 +132,14 @@ class Coordinator:
         return self.proposer.log
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
-        effects: list[Effect] = []
+        effects: list[CommonEffect] = []
         self._discount_sleep(now_ns)
         if isinstance(event, Heard):
             if self._is_beat(event, now_ns):
-                return effects
+                return []
             self._hear(event, now_ns, effects)
             if not effects and self._collects(event, now_ns):
-                return effects
+                return []
         self.batch_due_ns = None
         if self.proposer.leading and self.acceptor.promised > self.proposer.ballot:
             # Its own vote went to another candidate, which needs time to win the other votes.
@@ -160,7 +160,7 @@ class Coordinator:
             self._move(now_ns, effects)
             self._compare_paces(now_ns, effects)
             self._send_orders(now_ns, effects)
-        return effects
+        return [*effects]
 
     def deadline_ns(self) -> int | None:
         if not self.proposer.leading:
@@ -205,7 +205,7 @@ class Coordinator:
         self.batch_due_ns = self.batch_due_ns or now_ns + batch_ns(len(self.log.committed.seats))
         return now_ns < (self.deadline_ns() or 0)
 
-    def _hear(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
+    def _hear(self, event: Heard, now_ns: int, effects: list[CommonEffect]) -> None:
         member = Member(event.peer.rack, event.incarnation)
         self.election.speaks(member)
         if isinstance(event.body, Report | Prepare):
@@ -233,7 +233,9 @@ class Coordinator:
             ):
                 self.election.see(number_of(prepare.ballot))
 
-    def _on_orders(self, peer: Peer, orders: Orders, now_ns: int, effects: list[Effect]) -> None:
+    def _on_orders(
+        self, peer: Peer, orders: Orders, now_ns: int, effects: list[CommonEffect]
+    ) -> None:
         if self._lives(peer, orders):
             self.election.heard_ns = now_ns
             if self.proposer.leading:
@@ -241,7 +243,7 @@ class Coordinator:
         elif self.election.heard(orders, now_ns):
             self._step_down(effects)
 
-    def _retire(self, asked: Retire, now_ns: int, effects: list[Effect]) -> None:
+    def _retire(self, asked: Retire, now_ns: int, effects: list[CommonEffect]) -> None:
         """A person has retired an incarnation of a rack. One that is still heard is not dead."""
         log, committed = self.acceptor.log.appended, self.acceptor.log.committed
         known = log.members | committed.members | {*log.away.values()}
@@ -252,7 +254,9 @@ class Coordinator:
         if not lives and self.election.retire(gone, now_ns):
             effects.append(Note(RackRetired(gone.rack)))
 
-    def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
+    def _on_hello(
+        self, sender: Member, hello: Hello, now_ns: int, effects: list[CommonEffect]
+    ) -> None:
         rack, begun = sender.rack, self.log.committed.begun
         # An undecided end is not reported to any rack, because it may be undone.
         log = self.log.appended if begun and not self.log.appended.over else self.log.committed
@@ -265,7 +269,7 @@ class Coordinator:
             del self.views[misfit]
 
     def _on_report(
-        self, member: Member, report: Report, now_ns: int, effects: list[Effect]
+        self, member: Member, report: Report, now_ns: int, effects: list[CommonEffect]
     ) -> None:
         view, policy = self.views.get(member.rack), self._policy()
         if view is None or view.member != member or policy is None:
@@ -287,7 +291,9 @@ class Coordinator:
                 self.offers[(member.rack, offer.fragment)] = offer
         self._on_acceptor_state(member, report.acceptor_state, now_ns, effects)
 
-    def _on_vote(self, member: Member, vote: Vote, now_ns: int, effects: list[Effect]) -> None:
+    def _on_vote(
+        self, member: Member, vote: Vote, now_ns: int, effects: list[CommonEffect]
+    ) -> None:
         if self._returns(member):
             self.returned = (member, now_ns)
             return
@@ -330,7 +336,11 @@ class Coordinator:
         )
 
     def _on_acceptor_state(
-        self, member: Member, acceptor_state: AcceptorState, now_ns: int, effects: list[Effect]
+        self,
+        member: Member,
+        acceptor_state: AcceptorState,
+        now_ns: int,
+        effects: list[CommonEffect],
     ) -> None:
         self.election.see(number_of(acceptor_state.promised))
         if self.proposer.hear(member, acceptor_state):
@@ -382,7 +392,7 @@ class Coordinator:
         seated = (log.committed.members | log.appended.members) - {self.member}
         return seated <= self.proposer.dead | self.election.unaware
 
-    def _update_founding(self, now_ns: int, effects: list[Effect]) -> None:
+    def _update_founding(self, now_ns: int, effects: list[CommonEffect]) -> None:
         """Stop leading a job whose racks are all dead. Stop founding another job when a member of
         the former one is heard again. Start founding when there is no coordinator to follow."""
         asks_anew = self.acceptor.log.committed.begun and not self.log.committed.begun
@@ -395,7 +405,7 @@ class Coordinator:
             self._new_admission()  # the known hellos may be of lives that are over
             self._found(now_ns)
 
-    def _give_up(self, effects: list[Effect]) -> None:
+    def _give_up(self, effects: list[CommonEffect]) -> None:
         """Forget the job. All racks have answered: their former incarnations are over and the
         present ones hold nothing of it, so its bytes are gone."""
         log = self.acceptor.log
@@ -453,7 +463,7 @@ class Coordinator:
 
     # -------------------------------------------------------------- coming and going
 
-    def _take_over(self, now_ns: int, effects: list[Effect]) -> None:
+    def _take_over(self, now_ns: int, effects: list[CommonEffect]) -> None:
         """Begin to lead. Only the log is kept; reports restore members, offers and results."""
         log = self.log.appended
         policy = require(log.policy, "no member stands before the first record")
@@ -488,7 +498,7 @@ class Coordinator:
             {view.member for view in views if now_ns - view.heard_ns < limit_ns}
         )
 
-    def _step_down(self, effects: list[Effect]) -> None:
+    def _step_down(self, effects: list[CommonEffect]) -> None:
         """Stop leading or standing: a higher ballot was promised, or no quorum is heard."""
         number, led = number_of(self.proposer.ballot), self.proposer.leading
         effects.append(Note(CoordinatorDeposed(number) if led else ElectionLeft(number)))
@@ -510,7 +520,7 @@ class Coordinator:
 
     # -------------------------------------------------------------- deciding
 
-    def _move(self, now_ns: int, effects: list[Effect]) -> None:
+    def _move(self, now_ns: int, effects: list[CommonEffect]) -> None:
         """Repeat all decisions until nothing changes: a decision lets rounds commit, and a commit
         may be decided at once."""
         if not self.log.committed.begun:
@@ -533,7 +543,7 @@ class Coordinator:
         elif racks and all(view.gone for view in racks):
             effects.append(Finished())
 
-    def _try_genesis(self, now_ns: int, effects: list[Effect]) -> None:
+    def _try_genesis(self, now_ns: int, effects: list[CommonEffect]) -> None:
         """Append Genesis once all racks have answered. If one of them dies before it has voted,
         nothing is decided, and its next incarnation is asked with the others in a new ballot. The
         same happens if one falls silent, because it may follow a running job whose candidate needs
@@ -558,13 +568,15 @@ class Coordinator:
             about = JobResumed(resume.lineage[:12], resume.number, tuple(lost), versions)
             effects.append(Note(about))
 
-    def _decide(self, now_ns: int, effects: list[Effect]) -> None:
+    def _decide(self, now_ns: int, effects: list[CommonEffect]) -> None:
         for record in self.proposer.decide():
             if isinstance(record, Commit):
                 self.rounds[record.fragment].on_decided(now_ns)
                 effects.append(Note(RoundDecided(record.fragment, record.version)))
 
-    def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
+    def _advance_rounds(
+        self, live: frozenset[int], now_ns: int, effects: list[CommonEffect]
+    ) -> None:
         busy = {
             record.fragment for record in self.log.undecided() if isinstance(record, Commit | Drop)
         }
@@ -593,7 +605,7 @@ class Coordinator:
                 self.proposer.append(commit)
                 self._keep_open_offers()
 
-    def _try_checkpoint(self, live: frozenset[int], effects: list[Effect]) -> None:
+    def _try_checkpoint(self, live: frozenset[int], effects: list[CommonEffect]) -> None:
         """Append the record of a checkpoint that the racks ask for, or have written."""
         record = next_checkpoint(self.log.appended, self.log.lineage, self._reports(), live)
         if record is None or not self.proposer.may_append():
@@ -621,7 +633,7 @@ class Coordinator:
         views, detect_ns = self.views, self.options.detect_ns
         return frozenset([rack for rack in views if views[rack].live(now_ns, detect_ns)])
 
-    def _compare_paces(self, now_ns: int, effects: list[Effect]) -> None:
+    def _compare_paces(self, now_ns: int, effects: list[CommonEffect]) -> None:
         """Compare the paces of all racks, once per heartbeat."""
         if now_ns >= self.paces.due_ns:
             self.paces.due_ns = now_ns + self.options.heartbeat_ns
@@ -631,7 +643,7 @@ class Coordinator:
 
     # -------------------------------------------------------------- leaving
 
-    def _try_roster(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
+    def _try_roster(self, live: frozenset[int], now_ns: int, effects: list[CommonEffect]) -> None:
         """Append the next change of the roster, if one is due. `slow`: live racks that are the only
         ones a merge has waited for, and for too long."""
         slow = frozenset().union(*(round_.slow(now_ns) for round_ in self.rounds))
@@ -669,7 +681,7 @@ class Coordinator:
         votes = sorted(acceptor.rack for acceptor in self.log.appended.voters) if racks else []
         effects.append(Note(RosterChanged(racks, tuple(votes), roster.reason)))
 
-    def _report_lost_job(self, context: MembershipContext, effects: list[Effect]) -> None:
+    def _report_lost_job(self, context: MembershipContext, effects: list[CommonEffect]) -> None:
         """Report the loss of the job to the racks, once per heartbeat, so that they begin again."""
         log, reports, now_ns = context.log, context.reports, context.now_ns
         dead, detect_ns = self.proposer.dead, context.detect_ns
@@ -685,7 +697,7 @@ class Coordinator:
         member, heard_ns = self.returned
         return member if now_ns - heard_ns < self.options.detect_ns else None
 
-    def _farewell(self, now_ns: int, effects: list[Effect]) -> None:
+    def _farewell(self, now_ns: int, effects: list[CommonEffect]) -> None:
         """Repeat the last decision until every member has confirmed it or stopped."""
         states = self.proposer.acceptor_states.items()
         informed = {member for member, state in states if state.decided >= self.log.last}
@@ -697,7 +709,7 @@ class Coordinator:
 
     # -------------------------------------------------------------- orders
 
-    def _send_orders(self, now_ns: int, effects: list[Effect]) -> None:
+    def _send_orders(self, now_ns: int, effects: list[CommonEffect]) -> None:
         log, versions = self.log, self.log.committed.versions
         rounds = self.rounds if versions else []
         lively = self._live(now_ns)

@@ -12,7 +12,7 @@ from mend.consensus.ballots import NUMBER_MAX, ballot_of, number_of, owner_of
 from mend.consensus.proposer import Proposer
 from mend.coordination.acceptor_host import ways_to_leaders
 from mend.coordination.admission import VISITOR
-from mend.coordination.events import Connect, Effect, Note, Send
+from mend.coordination.events import CommonEffect, Connect, Note, Send
 from mend.coordination.messages import Challenge, Hello, Orders, Prepare, Refusal, Vote
 from mend.events.kinds import StandsForElection
 from mend.types import WITNESS, Member, Peer, life_of
@@ -22,7 +22,7 @@ STAGGER_HEARTBEATS = 4
 round trip."""
 
 
-def challenge(hello: Hello, former: Member) -> list[Effect]:
+def challenge(hello: Hello, former: Member) -> list[CommonEffect]:
     """Ask the sender of a hello whether it is alive now, after `former` got the seat. The question
     goes to the address in the hello, because the roster may hold the address of `former`."""
     visitor = Peer(former.rack, VISITOR)
@@ -75,7 +75,7 @@ class Election:
         # Standing for a higher ballot ends as well: not even the own vote is promised to it.
         return self.proposer.ballot not in (0, orders.ballot)
 
-    def attest(self, sender: Member, hello: Hello | None = None) -> list[Effect]:
+    def attest(self, sender: Member, hello: Hello | None = None) -> list[CommonEffect]:
         """A hello attests that former incarnations of its rack are over: a launcher restarts a rack
         only after its former life has ended. Two concurrent lives of a rack would become two jobs,
         which refuse each other.
@@ -94,7 +94,7 @@ class Election:
             return []
         if hello is None and log.member(sender.rack) != sender:
             return []
-        effects: list[Effect] = []
+        effects: list[CommonEffect] = []
         lives = (m for m in log.members | committed.members if m.rack == sender.rack)
         for former in sorted(lives):
             if former in (sender, self.member):
@@ -189,8 +189,8 @@ class Election:
         own = (self.me.rack != WITNESS, self.member)
         return sum(m.rack != owner and (m.rack != WITNESS, m) < own for m in members)
 
-    def move(self, now_ns: int) -> list[Effect]:
-        effects: list[Effect] = []
+    def move(self, now_ns: int) -> list[CommonEffect]:
+        effects: list[CommonEffect] = []
         if self.proposer.standing and self.proposer.log.committed.over:
             # The other racks have continued and ended the job: there is nothing left to win.
             self.acceptor.learn(self.proposer.log)
@@ -212,7 +212,7 @@ class Election:
             self._ask(now_ns, effects)
         return effects
 
-    def report_loss(self) -> list[Effect]:
+    def report_loss(self) -> list[CommonEffect]:
         """Refuse the remaining racks, because none of them holds the versions needed to
         continue."""
         log = self.proposer.log.appended
@@ -224,7 +224,7 @@ class Election:
             for rack in sorted(log.seats.keys() - set(dead))
         ]
 
-    def _ask(self, now_ns: int, effects: list[Effect]) -> None:
+    def _ask(self, now_ns: int, effects: list[CommonEffect]) -> None:
         """Ask all members whose promise is needed, itself last."""
         log = self.proposer.log
         seat = log.appended.seats.get(self.me.rack)

@@ -23,7 +23,12 @@ class Event(Struct, frozen=True):
 
 
 class Effect(Struct, frozen=True):
-    """Base of all requests of a machine to its process."""
+    """Base of all requests of a machine to its process. A rank performs each."""
+
+
+class CommonEffect(Effect, frozen=True):
+    """Base of those that the witness performs too (`Witness._handlers`). A coordinator and a
+    `WitnessFollower` return no others."""
 
 
 # ------------------------------------------------------------------ events
@@ -292,14 +297,14 @@ class BarrierChanged(Event, frozen=True):
 # ------------------------------------------------------------------ effects
 
 
-class Send(Effect, frozen=True):
+class Send(CommonEffect, frozen=True):
     """Deliver at most once. The machine repeats whatever matters."""
 
     to: Peer
     body: Message
 
 
-class Connect(Effect, frozen=True):
+class Connect(CommonEffect, frozen=True):
     peer: Peer
     address: str
 
@@ -494,7 +499,7 @@ class DropOffer(Effect, frozen=True):
     bad: str = ""
 
 
-class Note(Effect, frozen=True):
+class Note(CommonEffect, frozen=True):
     """An event for the events file and the log."""
 
     event: AnyEvent
@@ -507,7 +512,7 @@ class Fail(Effect, frozen=True):
     detail: str
 
 
-class Finished(Effect, frozen=True):
+class Finished(CommonEffect, frozen=True):
     """The machine is done; its process may stop. `reason`: how this rack lost its seat, if its log
     does not show it."""
 

@@ -33,7 +33,7 @@ from mend.consensus.records import (
     Mitigation,
     Policy,
 )
-from mend.coordination.events import Effect, Note
+from mend.coordination.events import CommonEffect, Note
 from mend.coordination.messages import FailSlow, Report
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import fastest_ns
@@ -140,7 +140,7 @@ class Ladder:
         live: frozenset[int],
         now_ns: int,
         detect_ns: int,
-    ) -> list[Effect]:
+    ) -> list[CommonEffect]:
         """Append the mitigation that is due, if there is one and it may be appended."""
         if not proposer.may_append():
             return []

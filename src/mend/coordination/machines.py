@@ -7,6 +7,7 @@ of a tape is everything that they were built from.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import RECORDS_KEPT, Log
@@ -106,6 +107,8 @@ class Machines:
                 receivers = [self.coordinator, self.leader]
             case Hello() | Report() | Vote() | Retire():
                 receivers = [self.coordinator]
+            case _:
+                assert_never(body)
         return [machine for machine in receivers if machine is not None]
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from mend.coordination.events import Effect, Note, Probed, Started, Timed, Validated
+from mend.coordination.events import CommonEffect, Effect, Note, Probed, Started, Timed, Validated
 from mend.coordination.messages import SLOW_MAX, FailSlow, Pace, Report, SlowLink
 from mend.coordination.slow_cause import CauseSearch
 from mend.coordination.slow_links import LinkPaces, worst_links
@@ -195,20 +195,20 @@ class RackPaces:
     _peers: PeerComparison = field(default_factory=PeerComparison)
     _since: dict[int, int] = field(default_factory=dict)
 
-    def look(self, reports: Mapping[int, Report]) -> list[Effect]:
+    def look(self, reports: Mapping[int, Report]) -> list[CommonEffect]:
         """Compare the racks that are live and have a seat."""
         there = {r: reports[r] for r in sorted(reports) if not reports[r].leaving}
         paces = {rack: report.pace for rack, report in there.items()}
         return self.compare(paces, {rack: report.step for rack, report in there.items()})
 
-    def compare(self, paces: Mapping[int, Pace], steps: Mapping[int, int]) -> list[Effect]:
+    def compare(self, paces: Mapping[int, Pace], steps: Mapping[int, int]) -> list[CommonEffect]:
         """Compare. `paces`: of the racks that are live and train; `steps`: their steps."""
         measured = {
             rack: Measured(pace.time_ps / _PS_PER_NS, pace.margin_ppm / 1e6)
             for rack, pace in paces.items()
         }
         onset, relief = self._peers.compare(measured)
-        effects: list[Effect] = []
+        effects: list[CommonEffect] = []
         for rack in sorted(relief):
             since_step = self._since.pop(rack)
             over = RackSlowOver(

@@ -29,6 +29,7 @@ from mend.tools.repro_command import WithCommand, repro_command
 from mend.tools.retire_command import retire_command
 from mend.tools.tape_commands import explain_command, replay_command
 from mend.tools.top.command import top_command
+from mend.types import CODEC_NAMES
 
 app = typer.Typer(
     name="mend",
@@ -135,10 +136,7 @@ def demo_command(
     ] = "ddp",
     codec: Annotated[
         str,
-        typer.Option(
-            help="Codec of deltas: float32, bfloat16, int8, int4, e3m0, topk, sparse, or "
-            "powersgd-1 to powersgd-64."
-        ),
+        typer.Option(help=f"Codec of deltas: one of {CODEC_NAMES}."),
     ] = "float32",
     out: Annotated[Path, typer.Option(help="Folder for results, events and summary.json.")] = Path(
         "runs/demo"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mend.types import MOMENT_PERIODS
+from mend.types import CODEC_NAMES, MOMENT_PERIODS
 
 if TYPE_CHECKING:
     from mend.tools.plan import Asked, Choice
@@ -54,8 +54,7 @@ _Codecs = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="Codecs to compare, the best first if their loss is equal: float32, bfloat16, int8, "
-        "int4, e3m0, topk, sparse, powersgd-1 to powersgd-64.",
+        help=f"Codecs to compare, the best first if their loss is equal: {CODEC_NAMES}.",
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

@@ -28,7 +28,7 @@ import msgspec
 import xxhash
 from msgspec import Struct
 
-from mend.coordination.events import Effect, Event
+from mend.coordination.events import CommonEffect, Effect, Event
 from mend.coordination.machines import ProcessSpec
 from mend.errors import TapeError
 
@@ -140,7 +140,9 @@ _EVENTS: Decoders = {
     kind.__name__: msgspec.msgpack.Decoder(kind) for kind in Event.__subclasses__()
 }
 _EFFECTS: Decoders = {
-    kind.__name__: msgspec.msgpack.Decoder(kind) for kind in Effect.__subclasses__()
+    kind.__name__: msgspec.msgpack.Decoder(kind)
+    for kind in (*Effect.__subclasses__(), *CommonEffect.__subclasses__())
+    if kind is not CommonEffect
 }
 _BAD = (msgspec.DecodeError, ValueError, RecursionError, OverflowError, StructError, KeyError)
 

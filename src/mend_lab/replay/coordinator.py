@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from mend.consensus.log import offers_of
 from mend.consensus.records import Commit, Drop, Ended, Offer, Record, Roster, merge_member_of
 from mend.coordination.coordinator import Coordinator
-from mend.coordination.events import Effect, Fail
+from mend.coordination.events import CommonEffect, Effect, Event, Fail
 from mend.coordination.grace import Mean
 from mend.coordination.round import Phase, Round, RoundInputs
 
@@ -116,17 +116,22 @@ class ReplayCoordinator(Coordinator):
                 ReplayRound(p, Mean(), Mean(), self.proposer.ballot, script=deque(script))
             )
 
-    def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
-        known, reports = self._differences(), [view.report for view in self.views.values()]
+    def handle(self, event: Event, now_ns: int) -> list[Effect]:
+        known, effects = self._differences(), super().handle(event, now_ns)
+        return effects + [Fail(DIFFERS, each) for each in self._differences() if each not in known]
+
+    def _advance_rounds(
+        self, live: frozenset[int], now_ns: int, effects: list[CommonEffect]
+    ) -> None:
+        reports = [view.report for view in self.views.values()]
         for round_ in (each for each in self.rounds if isinstance(each, ReplayRound)):
             round_.settled = min(r.versions[round_.fragment] if r else -1 for r in reports)
         super()._advance_rounds(live, now_ns, effects)
-        effects += [Fail(DIFFERS, each) for each in self._differences() if each not in known]
 
     def _differences(self) -> list[str]:
         return [r.differs for r in self.rounds if isinstance(r, ReplayRound) and r.differs]
 
-    def _try_roster(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
+    def _try_roster(self, live: frozenset[int], now_ns: int, effects: list[CommonEffect]) -> None:
         log = self.log.appended
         done = all(isinstance(r, ReplayRound) and not r.script for r in self.rounds)
         if not done or self.log.last != self.log.decided:

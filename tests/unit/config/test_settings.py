@@ -15,19 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mend.codec import CODECS
+from mend.codec import CODECS, LAYOUT_CODECS, RANK_MAX
 from mend.config import MendConfig, describe, settings
 from mend.config import kinds as k
-from mend.config.declared import Group, Scope
+from mend.config.declared import Group, Scope, text_of
 from mend.config.registered import OWN_MERGES
 from mend.config.wiring import numerics_of
+from mend.consensus.records import Filled
 from mend.errors import ConfigError, MendError
 from mend.fragment import ApplyMode
 from mend.fragment.model_plan import ModelPlan
 from mend.merge import MERGES
 from mend.outer import OUTERS, Nesterov
 from mend.transport.delayed import Distribution
-from mend.types import fp32
+from mend.types import CODEC_NAMES, OWN_CODECS, fp32
 from tests import golden
 from tests.configuration_table import PAGE, with_table
 
@@ -215,9 +216,10 @@ def test_a_right_value_is_stored_in_one_form(name: str, value: Any, stored: Any)
 
 def test_the_words_are_those_of_the_code_they_choose() -> None:
     hints = get_type_hints(MendConfig)
-    codecs = {MendConfig(codec=word).codec for word in settings.CODECS}
-    ranks = {name for name in CODECS if name.startswith("powersgd-")}
-    assert codecs == {*CODECS} - ranks | {"powersgd-4"}
+    ranks = {f"powersgd-{rank}" for rank in range(1, RANK_MAX + 1)}
+    assert set(OWN_CODECS) == {*CODECS, *LAYOUT_CODECS} - ranks, "the list in types.py"
+    assert CODEC_NAMES.endswith(f"powersgd-{RANK_MAX}")
+    assert MendConfig(codec="powersgd").codec == "powersgd-4"
     assert set(OWN_MERGES) == set(MERGES)
     assert set(get_args(hints["apply_mode"])) == set(get_args(ApplyMode))
     distribution = hints["simulated_merge_delay_distribution"]
@@ -444,6 +446,14 @@ def test_shared_setting_other_value_shows_in_the_facts(
         beside = {"key_file": key}
     one, other = _facts(MendConfig(**beside)), _facts(MendConfig(**beside, **{name: ELSE[name]}))
     assert one[name] != other[name]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("", "''"), (" ", "' '"), ("''", "\"''\""), ("a", "a")]
+)
+def test_text_of_a_setting_is_visible_and_its_own(value: str, text: str) -> None:
+    """A refusal said that a setting "is  there", and two texts must not look the same."""
+    assert text_of(value) == Filled("weather").text(value) == text
 
 
 def test_every_shared_setting_has_another_value_in_this_test() -> None:

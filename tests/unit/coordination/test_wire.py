@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import pickle
 import types
 import typing
@@ -13,10 +14,18 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.json import schema_components
 from msgspec.structs import replace
 
 from mend.consensus.ballots import ballot_of
-from mend.consensus.records import SUMS_BYTES_MAX, Ballot, Record, encode_record
+from mend.consensus.records import (
+    RECORDS_FORMAT,
+    SUMS_BYTES_MAX,
+    Ballot,
+    Record,
+    Snapshot,
+    encode_record,
+)
 from mend.coordination import messages, wire
 from mend.coordination.messages import Envelope, Message, Partial, Prepare, Total, Vote
 from mend.coordination.wire import FRAME_BYTES_MAX, MAGIC, VERSION, decode, encode, framed
@@ -39,6 +48,10 @@ HEAD = MAGIC + bytes([VERSION])
 
 MESSAGES = typing.get_args(Message)
 RECORDS = typing.get_args(Record)
+
+WIRE, LOG = (9, "3ba0cafbd70107bf"), (9, "6dd78bbdb641da44")
+"""(version, digest of the schema)."""
+TEXTS = ("title", "description", "default")
 
 HEX_PATTERN = r"^([0-9a-f]{32})*([0-9a-f]{2})*\Z"
 
@@ -118,7 +131,33 @@ SAMPLES = [
 
 def test_every_message_has_a_tag_of_its_own() -> None:
     tags = [kind.__struct_config__.tag for kind in (*MESSAGES, *RECORDS)]
-    assert len(set(tags)) == len(tags) == 19
+    assert len(set(tags)) == len(tags)
+
+
+def schema_of(*kinds: Any) -> str:
+    """A digest of all that these put on the wire: tags, types of fields, limits."""
+
+    def bare(of: Any) -> Any:
+        if isinstance(of, dict):
+            return {key: bare(each) for key, each in of.items() if key not in TEXTS}
+        return [*map(bare, of)] if isinstance(of, list | tuple) else of
+
+    return hashlib.sha256(msgspec.json.encode(bare(schema_components(kinds)))).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("version", "pinned", "kinds"),
+    [
+        ((VERSION, "VERSION of coordination/wire.py"), WIRE, (Envelope,)),
+        ((RECORDS_FORMAT, "RECORDS_FORMAT of consensus/records.py"), LOG, (*RECORDS, Snapshot)),
+    ],
+)
+def test_changed_message_or_record_raises_its_version(
+    version: tuple[int, str], pinned: tuple[int, str], kinds: tuple[Any, ...]
+) -> None:
+    number, name = version
+    found = number, schema_of(*kinds)
+    assert found == pinned, f"raise {name}, unless this branch has; then pin {found}"
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)

@@ -10,12 +10,11 @@ from mend.engine.loop.feature import LoopFeature
 from mend.engine.rank_factory import loop_features
 from mend.errors import InvariantError
 from tests.unit.engine.test_concurrent_outer_step import Story
+from tests.unit.engine.test_witness import Outside, following
 
 KINDS = {
-    kind
-    for kind in vars(ev).values()
-    if isinstance(kind, type) and issubclass(kind, ev.Effect) and kind is not ev.Effect
-}
+    kind for kind in vars(ev).values() if isinstance(kind, type) and issubclass(kind, ev.Effect)
+} - {ev.Effect, ev.CommonEffect}
 
 
 def test_rank_has_a_handler_for_every_effect() -> None:
@@ -39,3 +38,11 @@ def test_effect_that_two_features_perform_is_refused() -> None:
 
     with pytest.raises(InvariantError, match="two parts of a rank perform an effect"):
         Story(features=lambda parts: [*loop_features(parts), Twice()])
+
+
+def test_witness_has_a_handler_for_every_effect_of_a_coordinator() -> None:
+    """A coordinator that returned an effect which only ranks perform stopped the witness, and only
+    once it led."""
+    common = {kind for kind in KINDS if issubclass(kind, ev.CommonEffect)}
+    witness = following(Outside())
+    assert witness._handlers(witness.coordinator).keys() == common

@@ -105,12 +105,14 @@ def test_killed_rack_of_another_size_comes_back_with_the_state_of_a_donor(
     assert not job.events(0, kind="state-fresh")
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(("parallel", "sizes"), [("ddp", (1, 2)), ("fsdp2", (2, 3))])
 def test_resumed_job_of_unequal_racks_has_the_bits_of_one_that_was_not_interrupted(
-    jobs: Jobs, parallel: str, tmp_path: Path
+    jobs: Jobs, parallel: str, sizes: Sequence[int], tmp_path: Path
 ) -> None:
+    """DDP orders its buckets anew after the first step of a process, so three ranks would add their
+    gradients in another order in the first step of a resumed job."""
     config = {"codec": "int8", "join_copies_state": parallel == "ddp"}
-    told = {"sizes": (2, 3), "config": config, "parallel": parallel, "same_data": None}
+    told = {"sizes": sizes, "config": config, "parallel": parallel, "same_data": None}
     cut = str(tmp_path / "cut")
     whole = run(jobs, **told, checkpoints={"12": cut})
     assert run(jobs, **told, resume=cut) == whole

@@ -155,6 +155,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "data": (110, ("done", "open", "left", "again")),
     "racks-apart": (111, ("merges",)),
     "locks-memory": (112, ("gb",)),
+    "rows-awaited": (113, ("step",)),
 }  # fmt: skip
 """kind -> its number, and those of its fields that are hashed."""
 

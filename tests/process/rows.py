@@ -34,7 +34,7 @@ class Options:
     config: dict[str, Any] = field(default_factory=dict)
     pace_ms: float = 0.0
     holds: dict[str, str] = field(default_factory=dict)
-    """step -> the step after it begins once this file is there."""
+    """step -> the step after it begins once this file is there; 0: the loop begins then."""
     cut: int = 0
     """A checkpoint after this step, in the folder `cuts`; the script ends there."""
     cuts: str = ""
@@ -71,6 +71,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
         Path(options.lines.format(rank=rank)).open("w") as lines,
         mend.session(wrapped, config, optimizer, ledger=ledger, resume=resume) as runtime,
     ):
+        if "0" in options.holds:
+            await_file(options.holds["0"])
         loader = DataLoader(rows, options.batch, sampler=ledger, drop_last=options.drop_last)
         result["begins"] = ledger.epoch
         for numbers, batch in (each for _ in range(ledger.epoch, ledger.epochs) for each in loader):

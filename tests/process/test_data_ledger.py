@@ -128,9 +128,39 @@ def test_in_lockstep_each_run_gives_each_rack_the_same_rows(jobs: Jobs, ranks: i
         each = [trained(job, f"rack{rack}", rank) for rack in range(2) for rank in range(ranks)]
         rows = Counter(row for steps in each for taken in steps.values() for row in taken)
         assert rows == Counter(dict.fromkeys(range(total), epochs))
-        assert job.told(1)["status"]["data"]["done"] == total * epochs
+        data = job.told(1)["status"]["data"]
+        assert (data["done"], data["given_again"]) == (total * epochs, 0)
         runs.append(each)
     assert runs[0] == runs[1]
+
+
+def test_in_lockstep_a_rack_that_reads_no_row_is_named_and_not_waited_for_forever(
+    jobs: Jobs,
+) -> None:
+    """It is alive, and heard."""
+    job, config = jobs(), CONFIG | {"lockstep": True, "wait_timeout_s": 8}
+    begin(job, 0, rows=64, config=config)
+    begin(job, 1, rows=64, config=config, holds={"0": job.gate()})
+    job.ended(0, code=1)
+    kind, text = job.told(0)["error"]
+    why = "waiting for rack 1 to read the ledger"
+    assert (kind, why in text, "wait_timeout_s=8 s in lockstep" in text) == ("GaveUp", True, True)
+    assert why in job.event(0, "rows-awaited")["why"]
+    job.kill(1)
+
+
+def test_wait_for_the_last_rows_of_a_rack_names_it(jobs: Jobs) -> None:
+    """Without lockstep. Both go on when it does."""
+    job = jobs()
+    gate = job.gate()
+    begin(job, 0, rows=64, config=CONFIG)
+    begin(job, 1, rows=64, config=CONFIG, holds={"2": gate})
+    why = str(job.event(0, "rows-awaited")["why"])
+    assert "waiting for rack 1 to take the last rows" in why
+    Path(gate).touch()
+    job.finish()
+    data = job.told(0)["status"]["data"]
+    assert (data["done"], data["open"], data["left"]) == (64, 0, 0)
 
 
 def test_resumed_job_trains_the_rows_that_are_left(jobs: Jobs, tmp_path: Path) -> None:

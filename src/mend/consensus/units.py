@@ -84,7 +84,8 @@ def give(units: Units, grant: Grant) -> Units:
         book = books[member]
         books[member] = replace(book, spans=_joined([*book.spans, *spans]))
         for first, count in spans:
-            again += max(0, min(fresh, first + count) - first)
+            # Against the former grants: spans of one grant come in any order, and never again.
+            again += max(0, min(units.fresh, first + count) - first)
             fresh = max(fresh, first + count)
     ended = not (grant.shares or grant.back)
     ordered = tuple(books[member] for member in sorted(books))

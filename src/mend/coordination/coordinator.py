@@ -37,7 +37,7 @@ from mend.coordination.round_inputs import (
     surroundings,
 )
 from mend.coordination.slow import RackPaces
-from mend.coordination.unit_grants import next_grant
+from mend.coordination.unit_grants import next_grant, why_no_units
 from mend.coordination.validation import report_misfit
 from mend.errors import require
 from mend.events.kinds import (
@@ -764,5 +764,6 @@ class Coordinator:
         if unbegun := why_first_version_missing(self.log.committed, reports, live):
             return unbegun
         whys = tuple([Reason(r.why, r.fragment, open_for=r.open_for) for r in self.rounds if r.why])
-        reason = waits(self.log.appended, reports)
-        return (Reason(reason[:TEXT_MAX]), *whys)[:WHY_MAX] if reason else whys
+        log = self.log.appended
+        reasons = filter(None, (waits(log, reports), why_no_units(log, reports, live)))
+        return (*(Reason(reason[:TEXT_MAX]) for reason in reasons), *whys)[:WHY_MAX]

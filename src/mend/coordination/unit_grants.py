@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from mend.consensus.log import LogState
-from mend.consensus.records import Grant, Spans, UnitBook
+from mend.consensus.records import Grant, Spans, UnitBook, Units
 from mend.consensus.units import first_of, without
 from mend.coordination.messages import Report, UnitsAsk
 from mend.errors import require
-from mend.types import Member
+from mend.types import Member, rack_names
 
 GRANT_MIN = 16
 """Least number of units of a grant, while there are so many: towards the end grants become smaller,
@@ -29,29 +30,73 @@ def next_grant(log: LogState, reports: Mapping[int, Report], live: frozenset[int
     if log.units is None or not log.seats:
         return None
     policy = require(log.policy, "units are in the first record")
-    books = {book.member: book for book in log.units.books}
-    trains, asks, back = list[Member](), dict[Member, UnitsAsk](), list[Member]()
+    demand = _demand(log, log.units, reports, live)
+    if demand.evenly and demand.awaited:
+        return None
+    if demand.evenly:
+        shares = _even_shares(policy.units, policy.epochs, sorted(demand.asks))
+    else:
+        shares = _shares(log.units.free, demand.asks, len(log.seats))
+    if shares or demand.back:
+        return Grant(shares, demand.back)
+    ends = demand.empty and (policy.lockstep or not demand.awaited)
+    return Grant(()) if ends and not log.units.free and not log.units.ended else None
+
+
+def why_no_units(log: LogState, reports: Mapping[int, Report], live: frozenset[int]) -> str:
+    """Why racks that have no units left get none, or empty. `log`: the appended log."""
+    if log.units is None or not log.seats:
+        return ""
+    policy = require(log.policy, "units are in the first record")
+    demand = _demand(log, log.units, reports, live)
+    waits = demand.evenly or not (policy.lockstep or log.units.free or log.units.ended)
+    if not waits or not demand.empty or not demand.awaited:
+        return ""
+    racks = sorted(member.rack for member in demand.awaited)
+    silent = [rack for rack in racks if rack not in live]
+    what = "to read the ledger" if demand.evenly else "to take the last rows that were given out"
+    why = f"data ledger: waiting for {rack_names(racks)} {what}"
+    if not silent:
+        return why
+    each = " or ".join(f"`mend retire {rack}`" for rack in silent)
+    return f"{why}, silent: {rack_names(silent)} ({each}, if it is lost)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """What the racks of the roster want of the ledger."""
+
+    asks: Mapping[Member, UnitsAsk]
+    """New ones, of live racks."""
+    empty: frozenset[Member]
+    """Those that have taken all that they got."""
+    back: tuple[Member, ...]
+    """Racks that have stopped, with units that are not done."""
+    evenly: bool
+    """Whether the first record of lockstep is due."""
+    awaited: frozenset[Member]
+    """Racks without which no record is due: those that have not asked yet (`evenly`), or else those
+    that still hold units."""
+
+
+def _demand(
+    log: LogState, units: Units, reports: Mapping[int, Report], live: frozenset[int]
+) -> _Demand:
+    books = {book.member: book for book in units.books}
+    trains, asks, back = set[Member](), dict[Member, UnitsAsk](), list[Member]()
     for rack, seat in sorted(log.seats.items()):
         report, book = reports.get(rack), books[seat.member]
         if report is not None and report.leaving and report.idle:
             back += [seat.member] if book.given > book.done else []
             continue
-        trains.append(seat.member)
+        trains.add(seat.member)
         if report is not None and rack in live and _is_new(report.units, book):
             asks[seat.member] = require(report.units, "it has asked")
-    evenly = policy.lockstep and not log.units.fresh
-    if evenly and len(asks) < len(trains):
-        return None
-    if evenly:
-        shares = _even_shares(policy.units, policy.epochs, sorted(asks))
-    else:
-        shares = _shares(log.units.free, asks, len(log.seats))
-    if shares or back:
-        return Grant(shares, tuple(back))
-    empty = {member for member, ask in asks.items() if ask.empty}
+    evenly = require(log.policy, "units are in the first record").lockstep and not units.fresh
+    empty = frozenset(member for member, ask in asks.items() if ask.empty)
     holding = {member for member in trains if books[member].given > books[member].done}
-    ends = empty and (policy.lockstep or holding <= empty)
-    return Grant(()) if ends and not log.units.free and not log.units.ended else None
+    awaited = trains - asks.keys() if evenly else holding - empty
+    return _Demand(asks, empty, tuple(back), evenly, frozenset(awaited))
 
 
 def _is_new(ask: UnitsAsk | None, book: UnitBook) -> bool:

@@ -950,6 +950,14 @@ class RowsCounted(DebugEvent, frozen=True, tag="data"):
     epoch: str = "one epoch"
 
 
+class RowsAwaited(LoudEvent, frozen=True, tag="rows-awaited"):
+    """Every 5 s while training waits for rows of the data ledger."""
+
+    says = "training waits after step {step} for rows: {why}"
+    step: Whole
+    why: str
+
+
 class CheckpointWritten(InfoEvent, frozen=True, tag="checkpoint"):
     """A checkpoint is complete. Training waited for the first two times: until all racks reached
     it, and while the state was taken; the third is the writing."""

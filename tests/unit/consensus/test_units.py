@@ -80,6 +80,12 @@ def test_removed_rack_gives_back_what_is_not_done() -> None:
     assert counts(again) == (7, 26, 67)
 
 
+def test_spans_of_one_grant_in_any_order_are_given_for_the_first_time() -> None:
+    """In lockstep a rack gets a part of each epoch, and the next rack parts of the same epochs."""
+    shares = ((A, ((0, 25), (50, 25))), (B, ((25, 25), (75, 25))))
+    assert units_of(begun(), Grant(shares)).again == 0
+
+
 def test_returned_incarnation_begins_with_an_empty_book() -> None:
     records = [begun(), grant((B, 0, 10)), roster(1, [0, 1], lives={1: 1})]
     books = {book.member: book for book in units_of(*records).books}

@@ -9,7 +9,7 @@ from mend.consensus.log import LogState
 from mend.consensus.records import Grant, Record
 from mend.consensus.units import all_free
 from mend.coordination.messages import Report, UnitsAsk
-from mend.coordination.unit_grants import GRANT_MIN, next_grant
+from mend.coordination.unit_grants import GRANT_MIN, next_grant, why_no_units
 from mend.errors import require
 from tests.unit.coordination.nouns import genesis, log_of, member, report
 
@@ -100,6 +100,29 @@ def test_in_lockstep_a_rack_ends_without_the_others() -> None:
     assert next_grant(state, asks((11, 64, False), (10, 64, True)), BOTH) == Grant(())
 
 
+def test_in_lockstep_the_wait_for_the_first_rows_names_the_racks_that_have_not_asked() -> None:
+    state = log(21, lockstep=True)
+    why = "data ledger: waiting for rack 1 to read the ledger"
+    assert why_no_units(state, asks((0, 64, True), None), BOTH) == why
+    silent = f"{why}, silent: rack 1 (`mend retire 1`, if it is lost)"
+    assert why_no_units(state, asks((0, 64, True), None), frozenset({0})) == silent
+    assert why_no_units(state, asks(None, None), BOTH) == "", "nobody waits"
+    assert why_no_units(state, asks((0, 64, True), (0, 64, True)), BOTH) == "", "it is due"
+
+
+def test_wait_at_the_end_names_the_racks_that_hold_rows() -> None:
+    given = Grant(((A, ((0, 10),)), (B, ((10, 10),))))
+    ends, state = asks((10, 64, True), (10, 64, False)), log(20, given)
+    why = "data ledger: waiting for rack 1 to take the last rows that were given out"
+    assert why_no_units(state, ends, BOTH) == why
+    assert why_no_units(state, asks((10, 64, False), None), BOTH) == "", "nobody waits"
+    assert why_no_units(state, asks((10, 64, True), (10, 64, True)), BOTH) == "", "all have ended"
+    assert why_no_units(log(21, given), ends, BOTH) == "", "a unit is left"
+    assert why_no_units(log(20, given, Grant(())), ends, BOTH) == "", "it has ended"
+    assert why_no_units(log(20, given, lockstep=True), ends, BOTH) == "", "it ends at once"
+
+
 def test_job_without_units_gets_no_grant() -> None:
     state = log_of(genesis()).appended
     assert next_grant(state, asks((0, 64, True), None), BOTH) is None
+    assert why_no_units(state, asks((0, 64, True), None), BOTH) == ""

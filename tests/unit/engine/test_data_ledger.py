@@ -11,6 +11,8 @@ import torch
 from mend.consensus.records import UnitBook, Units
 from mend.coordination.events import Event, UnitsAsked
 from mend.engine.features.data_ledger import ASK_MIN, DataLedger, DataUnits, UnitFeed, shuffled
+from mend.engine.state.published_state import NewestOrders
+from mend.engine.trainer.trainer_end import NOTE_NS
 from mend.errors import GaveUp, UsageError
 from mend.types import SECOND
 from tests.unit.engine.hand import Hand
@@ -19,8 +21,8 @@ from tests.unit.engine.hand import Hand
 class Fed:
     """A feed of a trainer that nobody else moves."""
 
-    def __init__(self) -> None:
-        self.hand = Hand()
+    def __init__(self, **options: Any) -> None:
+        self.hand = Hand(**options)
         self.trainer = self.hand.trainer
         self.asked: list[Event] = []
         self.now_ns = 0
@@ -97,6 +99,31 @@ def test_wait_without_a_quorum_gives_up() -> None:
     fed.now_ns = fed.trainer.options.give_up_ns + SECOND
     with pytest.raises(GaveUp, match="no quorum is heard"):
         next(doing)
+
+
+def test_wait_in_lockstep_names_who_is_waited_for_and_ends() -> None:
+    """A quorum is heard, and a rack does not read its ledger."""
+    fed = Fed(lockstep=True)
+    doing, why = fed.feed.take(0), "waiting for rack 1 to read the ledger"
+    fed.trainer.published.heard(NewestOrders(live=(0, 1), why=(why,)))
+    next(doing)
+    fed.now_ns = NOTE_NS + 1
+    next(doing)
+    assert fed.hand.noted("rows-awaited") == [("rows-awaited", {"step": 0, "why": why})]
+    fed.now_ns = fed.trainer.options.give_up_ns + 1
+    with pytest.raises(GaveUp, match=f"in lockstep, where .*{why}.*: let the loop of every rack"):
+        next(doing)
+
+
+def test_wait_without_lockstep_lasts_while_a_quorum_is_heard() -> None:
+    fed = Fed()
+    doing = fed.feed.take(0)
+    fed.trainer.published.heard(NewestOrders(live=(0, 1)))
+    next(doing)
+    for waits in range(1, 4):
+        fed.now_ns = waits * fed.trainer.options.give_up_ns
+        next(doing)
+        assert len(fed.hand.noted("rows-awaited")) == waits
 
 
 def test_job_that_is_over_ends_the_rows() -> None:

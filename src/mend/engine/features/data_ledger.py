@@ -19,9 +19,10 @@ from mend.engine.loop.effects import Handlers
 from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.state.fragment_state import Request, Wait
 from mend.engine.state.published_state import PublishedSlice
+from mend.engine.trainer.trainer_end import NOTE_NS
 from mend.engine.trainer.trainer_rounds import TrainerRounds
 from mend.errors import GaveUp, UsageError
-from mend.events.kinds import RowsCounted
+from mend.events.kinds import RowsAwaited, RowsCounted
 from mend.status.status import data_rows
 from mend.types import SECOND, whole_number
 
@@ -110,9 +111,10 @@ class UnitFeed:
 
     def take(self, position: int) -> Generator[Request, Any, int | None]:
         """The unit at this position, once it is here; None: the rack gets no more. Raises GaveUp
-        if no quorum is heard for wait_timeout_s, as nobody can give out units then."""
+        if no quorum is heard for wait_timeout_s, as nobody can give out units then; in lockstep, if
+        another rack reads no row for as long, as all get theirs by one record."""
         published, limit_ns = self._published, self.trainer.options.give_up_ns
-        heard_ns = self._now_ns()
+        heard_ns = begun_ns = noted_ns = self._now_ns()
         while (unit := self.here(position)) is None:
             seen = self._seen
             if published.failure is not None:
@@ -126,6 +128,15 @@ class UnitFeed:
                     f"no rows of the data ledger for wait_timeout_s={limit_ns / SECOND:g} s, as no "
                     f"quorum is heard that could give them out ({self.trainer.why()})"
                 )
+            if self.trainer.policy.lockstep and now_ns - begun_ns > limit_ns:
+                raise GaveUp(
+                    f"no rows of the data ledger within wait_timeout_s={limit_ns / SECOND:g} s in "
+                    f"lockstep, where all racks get theirs together ({self.trainer.why()}): let "
+                    "the loop of every rack read the ledger, or raise wait_timeout_s"
+                )
+            if now_ns - noted_ns > NOTE_NS:
+                noted_ns = now_ns
+                self.trainer.parts.note(RowsAwaited(self.trainer.step, self.trainer.why()))
             yield Wait(partial(self._changed, seen), LOOK_NS)
         return unit
 

@@ -416,7 +416,9 @@ class TrainerRounds:
         if self.policy.lockstep and not ready:
             raise self.published.failure or GaveUp(
                 f"step {self.step}: no decision on fragment {waiting[0]} within wait_timeout_s="
-                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()})"
+                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()}): if "
+                "a rack is lost, restart all racks, with resume= from a checkpoint; otherwise "
+                "raise wait_timeout_s"
             )
         if not self.policy.lockstep:
             self.stalls.spend(now_ns - begun_ns)

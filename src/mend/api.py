@@ -52,7 +52,7 @@ from mend.errors import (
     require,
 )
 from mend.events.base import Emit
-from mend.events.kinds import CheckpointFailed, RackPlaced
+from mend.events.kinds import CheckpointFailed, RackPlaced, RowsLeft
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.parts import JobParts, cut_job
 from mend.hardware.async_tp import AsyncTp
@@ -621,6 +621,7 @@ class Runtime:
             with torch.inference_mode(False):
                 refusal = self._steps.finish() if self.config.exchange else None
                 self._rank.each(lambda each: each.close(keep_local=keep_local, refusal=refusal))
+            self._note_rows_left()
         except Evicted:
             return  # it has ended in order
         except MendError as error:
@@ -628,6 +629,14 @@ class Runtime:
                 trainer.outcome = Outcome("diverged", str(error))
             else:
                 trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+
+    def _note_rows_left(self) -> None:
+        """Say of a job that is whole which rows it lacks: a batch that a DataLoader dropped, or
+        what a rack gave back that ended sooner, when the others could take no more."""
+        data = self._status().data
+        if data is not None and data.left and self._trainer.outcome.word == "merged":
+            rows = data.done + data.open + data.left
+            self._rank.recorder.note(RowsLeft(data.left, rows))
 
     def abort(self) -> None:
         """Leave at once: no merge of what is open, the model keeps its own weights. Idempotent; any

@@ -112,6 +112,20 @@ def test_each_row_is_merged_once_though_a_rack_is_killed(jobs: Jobs, returns: bo
     assert rows == Counter(dict.fromkeys(range(total), epochs)), "each row, once per epoch"
 
 
+def test_rows_that_no_rack_trained_on_are_named_at_the_end(jobs: Jobs) -> None:
+    """The loaders drop a batch that is not full, and nobody has a full one left."""
+    job, config = jobs(), CONFIG | {"lockstep": True}
+    for rack in range(2):
+        begin(job, rack, rows=37, batch=5, drop_last=True, config=config)
+    job.finish()
+    status = job.told(0)["status"]
+    left = status["data"]["left"]
+    assert (status["outcome"], status["data"]["done"]) == ("merged", 37 - left)
+    said = job.event(0, "rows-left")
+    assert 0 < left < 10
+    assert (said["left"], said["rows"]) == (left, 37)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_in_lockstep_each_run_gives_each_rack_the_same_rows(jobs: Jobs, ranks: int) -> None:
     """Of 2 ranks each has its own rows. Batches that are not full are left to the next epoch."""

@@ -958,6 +958,14 @@ class RowsAwaited(LoudEvent, frozen=True, tag="rows-awaited"):
     why: str
 
 
+class RowsLeft(LoudEvent, frozen=True, tag="rows-left"):
+    """At the end of a job in which every rack has merged all that it trained."""
+
+    says = "{left} rows of the data ledger, of {rows} in all epochs, were trained on by no rack"
+    left: Whole
+    rows: Whole
+
+
 class CheckpointWritten(InfoEvent, frozen=True, tag="checkpoint"):
     """A checkpoint is complete. Training waited for the first two times: until all racks reached
     it, and while the state was taken; the third is the writing."""

@@ -67,14 +67,18 @@ def test_a_free_run_can_be_computed_again(jobs: Jobs, payload: str) -> None:
 def test_last_offers_of_unequal_numbers_of_steps_are_computed_again(
     jobs: Jobs, payload: str
 ) -> None:
-    """No capture falls into so short a run: each fragment is merged once, of 30 steps and 10. With
-    topk it is the mean, as its last offers hold all that was left out before, however long that
-    took."""
+    """No capture falls into so short a run, and rack 0 makes its steps before the other's last
+    offers open rounds: each fragment is merged once, of 30 steps and 10. With topk it is the mean,
+    as its last offers hold all that was left out before, however long that took."""
     config = {
         **CONFIG, "sync_period_steps": 400, "overlap_steps": 0, "grace_window_ms": 60_000.0,
         "codec": payload,
     }  # fmt: skip
-    results = jobs().run(steps=30, pace_ms=FAST_MS, config=config, per={1: {"steps": 10}})
+    job = jobs()
+    made = job.gate("made")
+    ends = {0: {"at": {"end": [["touch", made]]}},
+            1: {"at": {"end": [["gate", made]]}, "steps": 10}}  # fmt: skip
+    results = job.run(ends, steps=30, pace_ms=FAST_MS, config=config)
     merges = [[(m["rack"], m["steps"]) for m in c["members"]] for c in results[0].commits]
     assert merges == [[(0, 30), (1, 10)]] * 3
     outcome = replayed(results, "plain", config)

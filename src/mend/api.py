@@ -631,8 +631,8 @@ class Runtime:
                 trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
 
     def _note_rows_left(self) -> None:
-        """Say of a job that is whole which rows it lacks: a batch that a DataLoader dropped, or
-        what a rack gave back that ended sooner, when the others could take no more."""
+        """Say which rows the merged weights lack: a batch that a DataLoader dropped, what a rack
+        gave back that ended sooner, when the others could take no more, or lost work."""
         data = self._status().data
         if data is not None and data.left and self._trainer.outcome.word == "merged":
             rows = data.done + data.open + data.left

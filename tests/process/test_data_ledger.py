@@ -126,6 +126,21 @@ def test_rows_that_no_rack_trained_on_are_named_at_the_end(jobs: Jobs) -> None:
     assert (said["left"], said["rows"]) == (left, 37)
 
 
+def test_rows_of_a_rack_that_is_lost_at_the_end_count_as_lacking(jobs: Jobs) -> None:
+    """It trained on rows that nobody merged."""
+    job, config = jobs(), CONFIG | {"shutdown_timeout_s": 6}
+    begin(job, 0, rows=400, config=config, pace_ms=2, stop=30)
+    begin(job, 1, rows=400, config=config, pace_ms=2, holds={"21": job.gate()})
+    started(job, "rack1", 21)
+    until(lambda: both_merged(job), lambda: f"work of both is merged\n{job.stacks()}")
+    job.kill(1)
+    job.ended(0, code=0)
+    status, trains = job.told(0)["status"], [trained(job, f"rack{rack}") for rack in range(2)]
+    left, untouched = status["data"]["left"], 400 - sum(len(r) for t in trains for r in t.values())
+    assert (status["outcome"], left > untouched > 0) == ("merged", True)
+    assert f"the merged weights lack {left} rows of the data ledger, of 400" in job.logs()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_in_lockstep_each_run_gives_each_rack_the_same_rows(jobs: Jobs, ranks: int) -> None:
     """Of 2 ranks each has its own rows. Batches that are not full are left to the next epoch."""

@@ -129,7 +129,8 @@ def _tree(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     leaf = tl.arange(0, L)
     inside = (leaf[:, None] < leaves) & (at[None, :] < numel)
-    x = tl.load(nodes_p + leaf[:, None] * numel.to(tl.int64) + at[None, :], mask=inside, other=0.0)
+    place = leaf[:, None].to(tl.int64) * numel + at[None, :]  # numel 1 is a number of Python's
+    x = tl.load(nodes_p + place, mask=inside, other=0.0)
     if L == 64:
         x = _halves(x, 64, BLOCK)
     if L >= 32:

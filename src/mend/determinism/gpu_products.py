@@ -31,6 +31,7 @@ from mend.determinism.linear import (
     refuse_second_derivative,
     refuse_subclass,
 )
+from mend.determinism.trees import Stack
 from mend.determinism.uses import slots_of
 from mend.errors import NotDeterministic
 
@@ -128,13 +129,31 @@ def product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
 def outer_product(a_LTN: Tensor, b_LTK: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The tree over leaves of a.T @ b, (N, K), rounded once to `dtype`: the gradient of a weight.
 
-    The leaves of some rows of it are made, then summed: each is written once and read once.
+    The leaves of some rows of it are made, then summed: each is written once and read once. Where
+    there are too many leaves for SLAB_ROWS rows, as of a batch without tokens, a power of two of
+    them is.
     """
     (leaves, _, rows), columns = a_LTN.shape, b_LTK.shape[2]
     out = torch.empty(rows, columns, device=a_LTN.device, dtype=dtype)
-    for some in _slabs(rows, 4 * leaves * columns):
-        leaf_sum(_outer_products(a_LTN[:, :, some], b_LTK), out[some])
+    if not leaves:
+        return out.zero_()
+    together = _leaves_at_once(leaves, 4 * min(rows, SLAB_ROWS) * columns)
+    for some in _slabs(rows, 4 * together * columns):
+        if together >= leaves:
+            leaf_sum(_outer_products(a_LTN[:, :, some], b_LTK), out[some])
+            continue
+        stack = Stack()
+        for first in range(0, leaves, together):
+            part = slice(first, first + together)
+            stack.push(leaf_sum(_outer_products(a_LTN[part, :, some], b_LTK[part])))
+        out[some].copy_(stack.total())
     return out
+
+
+def _leaves_at_once(leaves: int, leaf_bytes: int) -> int:
+    """All of them, or a power of two: of BYTES_MAX at most, but at least one."""
+    most = max(1, BYTES_MAX // max(1, leaf_bytes))
+    return leaves if leaves <= most else 1 << (most.bit_length() - 1)
 
 
 def _slabs(rows: int, row_bytes: int) -> list[slice]:

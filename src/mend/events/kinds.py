@@ -959,9 +959,9 @@ class RowsAwaited(LoudEvent, frozen=True, tag="rows-awaited"):
 
 
 class RowsLeft(LoudEvent, frozen=True, tag="rows-left"):
-    """At the end of a job in which every rack has merged all that it trained."""
+    """When a rack has merged all its work and ends: rows that no rack took, or of lost work."""
 
-    says = "{left} rows of the data ledger, of {rows} in all epochs, were trained on by no rack"
+    says = "the merged weights lack {left} rows of the data ledger, of {rows} in all epochs"
     left: Whole
     rows: Whole
 

@@ -75,6 +75,13 @@ def test_more_leaves_than_one_kernel_takes_are_one_tree(kernels: Any, leaves: in
     assert same_bits(leaf_sum(nodes), tree_sum(nodes, 0))
 
 
+@pytest.mark.parametrize("leaves", [1, 3, 65])
+def test_leaves_of_one_number_are_one_tree(kernels: Any, leaves: int) -> None:
+    """The bias of a value head. Triton makes a constant of every argument that is 1."""
+    nodes = drawn(leaves, 1)
+    assert same_bits(leaf_sum(nodes), tree_sum(nodes, 0))
+
+
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_the_gradient_of_a_weight_does_not_depend_on_the_slabs_it_is_made_in(
     kernels: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

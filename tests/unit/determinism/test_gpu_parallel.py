@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mend.determinism import digest, gpu_parallel, gpu_products, rows
 from mend.determinism.collectives import Gathered, own_share
+from mend.determinism.digests import same_bits
 from mend.determinism.gpu_parallel import CutLinear, OwnRows
 from mend.determinism.gpu_products import linear
 from mend.determinism.tensor_parallel import Cut
@@ -185,3 +186,22 @@ def test_pairs_are_those_of_own_tokens_with_one_rank(mesh: Any) -> None:
     group = mesh.get_group()
     assert torch.equal(gpu_parallel.pairs_of_own_tokens(x, group), x)
     assert torch.equal(gpu_parallel.tokens_of_own_pairs(x, group), x)
+
+
+@pytest.mark.parametrize("leaves", [0, 16, 300])
+def test_gradient_of_a_weight_from_many_leaves_is_made_within_the_limit(
+    leaves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch without tokens, (rows, features), has as many leaves as rows."""
+    a, b, made = drawn(leaves, 1, 200), drawn(leaves, 1, 8), list[int]()
+
+    def products(a_ZMK: Tensor, b_ZKN: Tensor) -> Tensor:
+        part = chain(a_ZMK, b_ZKN)
+        made.append(4 * part.numel())
+        return part
+
+    monkeypatch.setattr(KERNELS, "products", products)
+    monkeypatch.setattr(gpu_products, "BYTES_MAX", 1 << 16)
+    found = gpu_products.outer_product(a, b, torch.bfloat16)
+    assert same_bits(found, tree_sum(chain(a.transpose(1, 2), b), 0).bfloat16())
+    assert max(made, default=0) <= 1 << 16

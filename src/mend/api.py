@@ -633,8 +633,9 @@ class Runtime:
     def _note_rows_left(self) -> None:
         """Say which rows the merged weights lack: a batch that a DataLoader dropped, what a rack
         gave back that ended sooner, when the others could take no more, or lost work."""
-        data = self._status().data
-        if data is not None and data.left and self._trainer.outcome.word == "merged":
+        status = self._status()
+        data, speaks = status.data, status.rank == 0 and status.outcome == "merged"
+        if speaks and data is not None and data.left:
             rows = data.done + data.open + data.left
             self._rank.recorder.note(RowsLeft(data.left, rows))
 

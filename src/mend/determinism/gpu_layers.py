@@ -299,33 +299,11 @@ def variance(
     *,
     correction: float | None = None,
     keepdim: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """aten::var.correction, with the bits of kernels.py; over features one pass over x."""
-    return _variance(x, dim, correction, keepdim, x.dtype)
-
-
-def deviation(
-    x: Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Tensor:
-    """aten::std.correction."""
-    return _variance(x, dim, correction, keepdim, _wide_type(x)).sqrt_().to(x.dtype)
-
-
-def _wide_type(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.dtype in ROW_TYPES else x.dtype
-
-
-def _variance(
-    x: Tensor,
-    dim: Sequence[int] | None,
-    correction: float | None,
-    keepdim: bool,
-    dtype: torch.dtype,
-) -> Tensor:
+    """aten::var.correction, with the bits of kernels.py; over features one pass over x. `dtype`: of
+    the result, at least as wide as that of x."""
+    dtype = dtype or x.dtype
     features = x.shape[-1] if x.dim() else 0
     is_over_features = x.dim() > 1 and dim is not None and [*dim] in ([-1], [x.dim() - 1])
     if x.dtype not in ROW_TYPES or not is_over_features or not 0 < features <= FEATURES_MAX:
@@ -338,6 +316,12 @@ def _variance(
     )
     shaped: Tensor = found.view(*x.shape[:-1], *((1,) if keepdim else ()))
     return shaped
+
+
+def deviation(x: Tensor, dim: Sequence[int] | None = None, **how: Any) -> Tensor:
+    """aten::std.correction, of a variance that is not rounded to a narrow type."""
+    wide = torch.float32 if x.dtype in ROW_TYPES else x.dtype
+    return variance(x, dim, **how, dtype=wide).sqrt_().to(x.dtype)
 
 
 def _reciprocal(number: float) -> float:

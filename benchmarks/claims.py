@@ -91,6 +91,7 @@ def default_loss() -> tuple[str, ...]:
                 for row in rows
                 if (row["racks"], row["steps"], row["start"]) == (racks, steps, "scratch")
                 and (row.get("peak"), row["arm"]) == (BEST_RATE, name)
+                and row.get("inner", "adamw") == "adamw"
             }
             for name in (arm, "data-parallel")
         )

@@ -9,6 +9,9 @@ data-parallel    the gradients of all racks averaged in every step: equal tokens
 mend             mend's default settings
 mend:KEY=VALUE   mend with other settings, as in mend:sync_period_steps=16
 
+--inner muon: the matrices of the blocks step by torch's Muon (Nesterov 0.95; steps of AdamW's
+size, Liu et al. 2025, arXiv 2502.16982), the rest by AdamW, at one rate.
+
     python -m benchmarks.loss --racks 2 --arms alone,data-parallel,mend --seeds 0,1,2
     python -m benchmarks.loss --table
 
@@ -49,7 +52,13 @@ BETAS, DECAY = (0.9, 0.99), 0.1
 STEP_MAX = 1.2 * (1 - BETAS[0]) / ((1 - BETAS[1]) * (1 - BETAS[0] ** 2 / BETAS[1])) ** 0.5
 """Most that a step of AdamW moves a weight, in learning rates (Cauchy-Schwarz over its averages of
 the gradients), and a fifth more for the weight decay."""
+MUON_MAX = 1.2 * 1.3 * 0.2
+"""The same of Muon, relative to the root of a matrix's longer side: no element is greater than the
+largest singular value, which five Newton-Schulz steps leave below 1.3 (Jordan 2024: .68 to 1.13,
+and bfloat16 products)."""
 SETTINGS = ("size", "racks", "steps", "start")
+OLDER = {"peak": PEAK, "inner": "adamw"}
+"""What rows were made with that do not say it."""
 RESULTS = Path(__file__).parent / "results" / "loss.jsonl"
 
 
@@ -77,9 +86,7 @@ class Rack:
         corpus = texts(options.racks)
         torch.manual_seed(seed)
         self.model = ByteGPT(self.size).to(self.device)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=options.peak, betas=BETAS, weight_decay=DECAY
-        )
+        self.optimizers = inner_optimizers(self.model, options.inner, options.peak)
         self.windows = [
             Texts(text, self.size, 1000 * seed + number, self.device)
             for number, text in enumerate(corpus.racks)
@@ -88,14 +95,15 @@ class Rack:
 
     def step(self, step: int, racks: Sequence[int]) -> None:
         """One step on the mean gradient of these racks' batches."""
-        for group in self.optimizer.param_groups:
+        for group in (group for each in self.optimizers for group in each.param_groups):
             group["lr"] = learning_rate(step, self.options.steps, self.options.peak)
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         for rack in racks:
             loss = loss_of(self.model, self.windows[rack].draw(self.size.batch))
             (loss / len(racks)).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     @torch.no_grad()
     def loss(self) -> float:
@@ -110,6 +118,23 @@ class Rack:
         for step in range(warm):
             self.step(step, range(self.options.racks))
         return warm
+
+
+def inner_optimizers(model: nn.Module, inner: str, peak: float) -> list[torch.optim.Optimizer]:
+    """Those that a rack steps with, `inner` being adamw or muon."""
+    matrices = [
+        value for name, value in model.named_parameters()
+        if inner == "muon" and value.ndim == 2 and name.startswith("blocks.")
+    ]  # fmt: skip
+    others = [value for value in model.parameters() if all(value is not m for m in matrices)]
+    steps: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=peak, betas=BETAS, weight_decay=DECAY)
+    ]
+    if matrices:
+        steps.append(
+            torch.optim.Muon(matrices, lr=peak, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
+        )
+    return steps
 
 
 def _device(rack: int) -> torch.device:
@@ -146,7 +171,7 @@ def train_rack(options: argparse.Namespace) -> None:
     settings = json.loads(options.settings)
     config = mend.MendConfig(outer_start=options.start, **settings)
     before = [parameter.detach().clone() for parameter in rack.model.parameters()]
-    with mend.session(rack.model, config, rack.optimizer) as runtime:
+    with mend.session(rack.model, config, rack.optimizers) as runtime:
         began = time.perf_counter()
         for step in range(warm, options.steps):
             runtime.count_tokens(rack.size.batch * rack.size.context)
@@ -161,12 +186,20 @@ def train_rack(options: argparse.Namespace) -> None:
     Path(options.rank, f"{number}.json").write_text(json.dumps(told))
 
 
+def step_max(inner: str, model: nn.Module) -> float:
+    """Most that a step moves a weight, in learning rates."""
+    if inner == "adamw":
+        return STEP_MAX
+    longest = max(max(value.shape) for value in model.parameters())
+    return max(STEP_MAX, MUON_MAX * longest**0.5)
+
+
 def beyond_reach(
     rack: Rack, before: Sequence[Tensor], steps: range, config: mend.MendConfig
 ) -> bool:
-    """Whether a weight has moved further than these steps of AdamW can move it, with all that the
+    """Whether a weight has moved further than these steps can move it, with all that the
     outer momentum adds. A merge that does so is wrong, whatever its loss."""
-    most = STEP_MAX * sum(
+    most = step_max(rack.options.inner, rack.model) * sum(
         learning_rate(step, rack.options.steps, rack.options.peak) for step in steps
     )
     pairs = zip(rack.model.parameters(), before, strict=True)
@@ -181,7 +214,7 @@ def train_with_mend(options: argparse.Namespace, arm: str, seed: int) -> dict[st
             sys.executable, "-m", "mend.tools", "launch", "--racks", str(options.racks),
             "--no-witness", __file__, f"--rank={folder}", "--racks", str(options.racks),
             "--seeds", str(seed), "--steps", str(options.steps), "--size", options.size,
-            "--start", options.start, "--peak", str(options.peak),
+            "--start", options.start, "--peak", str(options.peak), "--inner", options.inner,
             "--settings", json.dumps(_typed(settings)),
         ]  # fmt: skip
         paths = [str(Path(__file__).parent.parent), *filter(None, sys.path)]
@@ -219,19 +252,19 @@ def missing(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         options.out.exists()) else []  # fmt: skip
     for seed in options.seeds:
         for arm in options.arms:
-            key = {name: getattr(options, name) for name in (*SETTINGS, "peak")}
+            key = {name: getattr(options, name) for name in (*SETTINGS, *OLDER)}
             key |= {"arm": arm, "seed": seed}
-            if not any(key.items() <= ({"peak": PEAK} | row).items() for row in done):
+            if not any(key.items() <= (OLDER | row).items() for row in done):
                 yield key
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Losses, and percent above data parallel at equal tokens and peak rate, paired by seed."""
-    names = (*SETTINGS, "peak", "arm", "loss", "above data parallel, %", "seeds")
+    names = (*SETTINGS, *OLDER, "arm", "loss", "above data parallel, %", "seeds")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        key = (*(row[name] for name in SETTINGS), row.get("peak", PEAK), row["arm"])
+        key = tuple((OLDER | row)[name] for name in (*SETTINGS, *OLDER, "arm"))
         groups.setdefault(key, []).append(row)
     for key, group in groups.items():
         base = {row["seed"]: row["loss"] for row in groups.get((*key[:-1], "data-parallel"), [])}
@@ -259,6 +292,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="5M")
     parser.add_argument("--start", choices=("scratch", "warm"), default="scratch")
     parser.add_argument("--peak", type=float, default=PEAK, help="learning rate after the warm-up")
+    parser.add_argument("--inner", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print the table of --out")
     parser.add_argument("--rank", help=argparse.SUPPRESS)

@@ -28,14 +28,16 @@ pytestmark = pytest.mark.slow
 
 def test_loss_benchmark_keeps_a_line_per_arm_and_repeats_none(tmp_path: Path) -> None:
     out = tmp_path / "loss.jsonl"
-    words = ("--size", "tiny", "--steps", "48", "--arms", ",".join(ARMS), "--out", str(out))
+    words = ("--size", "tiny", "--steps", "48", "--out", str(out), "--arms")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for _ in range(2):
-        argv = [sys.executable, "-m", "benchmarks.loss", *words]
+    for more in ([",".join(ARMS)], [",".join(ARMS)], [ARMS[2], "--inner", "muon"]):
+        argv = [sys.executable, "-m", "benchmarks.loss", *words, *more]
         subprocess.run(argv, check=True, cwd=ROOT, env=environment, timeout=LIMIT_S)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["arm"] for row in rows] == list(ARMS)
-    assert rows[2]["outcome"] == "merged"
+    assert [row["arm"] for row in rows] == [*ARMS, ARMS[2]]
+    assert [row["inner"] for row in rows] == 3 * ["adamw"] + ["muon"]
+    assert rows[2]["outcome"] == rows[3]["outcome"] == "merged"
+    assert rows[2]["loss"] != rows[3]["loss"]
     assert rows[2]["bytes_sent"] > 0
     assert "| +0.0 [+0.0, +0.0] |" in table(rows), (
         "data parallel is what the others are compared to"
@@ -45,7 +47,9 @@ def test_loss_benchmark_keeps_a_line_per_arm_and_repeats_none(tmp_path: Path) ->
 @pytest.mark.parametrize(("times", "beyond"), [(0.9, False), (1.1, True)])
 def test_weights_that_move_further_than_steps_can_are_seen(times: float, beyond: bool) -> None:
     model, config = nn.Linear(2, 2), mend.MendConfig(outer_optimizer_momentum=0.5)
-    rack: Any = SimpleNamespace(model=model, options=SimpleNamespace(steps=20, peak=1e-3))
+    rack: Any = SimpleNamespace(
+        model=model, options=SimpleNamespace(steps=20, peak=1e-3, inner="adamw")
+    )
     rates = sum(learning_rate(step, 20, 1e-3) for step in range(20))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with torch.no_grad():

@@ -122,7 +122,8 @@ def test_rack_that_ends_last_does_not_replace_the_average(jobs: Jobs) -> None:
     }  # fmt: skip
     job.start(0, **options)
     job.start(1, at={"9": [["gate", gate]]}, **options)
-    job.event(0, "captured", fragment=STATISTICS, closing=True)
+    # Closing, unless they were captured late, in the last step.
+    job.event(0, "captured", fragment=STATISTICS, step=STEPS)
     Path(gate).touch()
     for rack in range(2):
         job.ended(rack, code=0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.loss import OLDER
 from benchmarks.quality_gpu_table import above, losses_of
 from mend.codec import cost_of
 from mend.config.settings import MendConfig
@@ -42,8 +43,9 @@ def of_real_racks(peak: float = 7e-4) -> dict[tuple[int, str, str], dict[int, fl
     """(racks, start, arm) -> seed -> loss, at this learning rate."""
     found: defaultdict[tuple[int, str, str], dict[int, float]] = defaultdict(dict)
     for line in (RESULTS / "loss.jsonl").read_text().splitlines():
-        row = {"peak": 7e-4} | json.loads(line)
-        if (row["size"], row["steps"], row["peak"]) == ("5M", 1408, peak):
+        row = OLDER | json.loads(line)
+        known = row["size"], row["steps"], row["inner"], row["peak"]
+        if known == ("5M", 1408, "adamw", peak):
             found[row["racks"], row["start"], row["arm"]][row["seed"]] = row["loss"]
     return found
 

@@ -146,8 +146,8 @@ MUTANTS = (
         "snapshot-kept: what is carried is measured from the snapshot, not from anchor - delta",
         "engine.trainer.trainer_rounds:TrainerRounds._fate",
         "return (fate, offer.merged_N if fate == 'named' else None)",
-        "track = self.tracks[fragment]\n"
-        "moved = track.anchor.values - (offer.anchor.values - offer.delta_N)\n"
+        "state = self.fragment_states[fragment]\n"
+        "moved = state.anchor.values - (offer.anchor.values - offer.delta_N)\n"
         "return (fate, moved if fate == 'named' else None)",
     ),
     Mutant(
@@ -232,10 +232,10 @@ MUTANTS = (
         "pend-on-drop: a dropped offer is settled like a merged one",
         "engine.trainer.trainer_rounds:TrainerRounds._apply",
         "if fate == 'named':\n"
-        "    self._settle(track, offer)\n"
+        "    self._settle(state, offer)\n"
         "else:\n"
         "    self.ledger.miss('offer dropped: too old')",
-        "self._settle(track, offer)\n"
+        "self._settle(state, offer)\n"
         "if fate:\n"
         "    pass\n"
         "else:\n"
@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         "second-capture: an open offer does not stop the next one",
         "engine.trainer.trainer_rounds:TrainerRounds._capture",
-        "track.offer is not None",
-        "track.offer is not None and track.seq < 0",
+        "state.offer is not None",
+        "state.offer is not None and state.seq < 0",
     ),
     Mutant(
         "merged-twice: an offer that ended may be named again",
@@ -282,8 +282,8 @@ MUTANTS = (
     Mutant(
         "newest-only: the ranks' common version is applied where it is not there",
         "engine.trainer.trainer_rounds:TrainerRounds.agree_and_apply",
-        "version > track.anchor.version and version >= -minus_oldest",
-        "version > track.anchor.version",
+        "version > state.anchor.version and version >= -minus_oldest",
+        "version > state.anchor.version",
         ("tests/unit/engine/test_trainer_rounds.py",),
     ),
     Mutant(
@@ -384,8 +384,8 @@ MUTANTS = (
     Mutant(
         "discard-alone: a rank forgets an offer before the rack's other ranks know",
         "engine.trainer.trainer_rounds:TrainerRounds.agree_and_apply",
-        "discarded_everywhere and track.offer is not None",
-        "track.offer is not None and track.offer.seq in dead[fragment]",
+        "discarded_everywhere and state.offer is not None",
+        "state.offer is not None and state.offer.seq in dead[fragment]",
         ("tests/unit/engine/test_trainer_rounds.py",),
     ),
     Mutant(
@@ -569,17 +569,17 @@ MUTANTS = (
     Mutant(
         "late-mark: an open offer that counts in a round leaves the rack's own clock as it is",
         "engine.trainer.trainer_rounds:TrainerRounds._join",
-        "if track.offer is not None:\n"
+        "if state.offer is not None:\n"
         "    self._reach(fragment)\n"
-        "elif not joined and self._countable(False)[1] > track.steps_mark:\n"
+        "elif not joined and self._countable(False)[1] > state.steps_mark:\n"
         "    self.parts.before_capture()\n"
         "    if self.clock.measured_step < self.step:\n"
         "        self._measure()\n"
         "    self._reach(fragment)\n"
         "    joined = (fragment,)",
-        "if track.offer is not None:\n"
+        "if state.offer is not None:\n"
         "    continue\n"
-        "elif not joined and self._countable(False)[1] > track.steps_mark:\n"
+        "elif not joined and self._countable(False)[1] > state.steps_mark:\n"
         "    self.parts.before_capture()\n"
         "    if self.clock.measured_step < self.step:\n"
         "        self._measure()\n"

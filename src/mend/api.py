@@ -576,13 +576,15 @@ class Runtime:
         whole("schedule_for", step, 0, "steps are counted from 1, and nothing is due after 0")
         schedule = self._trainer.calendar.schedule
         due, weights = schedule.captures(step), schedule.fragments
-        tracks = self._trainer.tracks
-        momenta = any(f >= weights and not tracks[f].in_model for f in due if tracks)
+        fragment_states = self._trainer.fragment_states
+        momenta = any(
+            f >= weights and not fragment_states[f].in_model for f in due if fragment_states
+        )
         return StepPlan(any(fragment < weights for fragment in due), momenta, due)
 
     def outer_step_in_flight(self) -> bool:
         """Whether an own contribution waits for its merge."""
-        return any(track.offer is not None for track in self._trainer.tracks)
+        return any(state.offer is not None for state in self._trainer.fragment_states)
 
     # -------------------------------------------------------------- the end
 

@@ -27,7 +27,7 @@ class Books:
     """One ledger per fragment, fed around every step."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.tracks: list[FragmentState] = []
+        self.fragment_states: list[FragmentState] = []
         self.offers: dict[tuple[int, int], OpenOffer] = {}
         self.ledgers: list[VectorLedger] = []
         self._before: list[Tensor] = []
@@ -35,8 +35,8 @@ class Books:
         optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def open(self, trainer: Trainer) -> None:
-        self.tracks = trainer.tracks
-        self.ledgers = [VectorLedger(track.owned.numel) for track in self.tracks]
+        self.fragment_states = trainer.fragment_states
+        self.ledgers = [VectorLedger(state.owned.numel) for state in self.fragment_states]
         hand_over = trainer.parts.own
 
         def own(offer: OpenOffer) -> None:
@@ -48,11 +48,13 @@ class Books:
 
     def look(self) -> None:
         """The next update begins here."""
-        self._before = [theta(track) for track in self.tracks]
+        self._before = [theta(state) for state in self.fragment_states]
 
     def _stepped(self) -> None:
-        for ledger, track, before in zip(self.ledgers, self.tracks, self._before, strict=True):
-            ledger.moved(before, theta(track))
+        for ledger, state, before in zip(
+            self.ledgers, self.fragment_states, self._before, strict=True
+        ):
+            ledger.moved(before, theta(state))
 
     def closed(self, named: list[tuple[int, int]]) -> list[float]:
         """`named`: (fragment, seq) of the own offers that were merged. y = x - what is still
@@ -64,14 +66,14 @@ class Books:
             y_N = y_N if offer.sent_N is None else offer.sent_N
             self.ledgers[fragment].named(y_N)
         return [
-            ledger.error(theta(track), track.anchor.values, track.residual_N)
-            for ledger, track in zip(self.ledgers, self.tracks, strict=True)
+            ledger.error(theta(state), state.anchor.values, state.residual_N)
+            for ledger, state in zip(self.ledgers, self.fragment_states, strict=True)
         ]
 
 
-def theta(track: FragmentState) -> Tensor:
-    held_N = torch.empty(track.holding.everything.numel)
-    track.view.read(track.holding.everything, held_N)
+def theta(state: FragmentState) -> Tensor:
+    held_N = torch.empty(state.holding.everything.numel)
+    state.view.read(state.holding.everything, held_N)
     return held_N
 
 

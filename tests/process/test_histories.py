@@ -34,7 +34,7 @@ class Bug(NamedTuple):
     """Whether the judge has the bug too, as it would if nobody had planted it."""
 
 
-MARK = "track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total"
+MARK = "state.tokens_mark, state.steps_mark = offer.tokens_total, offer.steps_total"
 DECIDE = ("consensus.proposer:Proposer.decide", "log.decide(index)", "log.decide(log.last)")
 BUGS = {
     "a step counts twice": Bug(

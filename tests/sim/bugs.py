@@ -135,15 +135,15 @@ BUGS = (
     _bug(
         "13",
         "a fragment is captured again while its offer is open",
-        ("engine.trainer.trainer_rounds:TrainerRounds._capture", "track.offer is not None",
-         "track.offer is not None and track.seq < 0"),
+        ("engine.trainer.trainer_rounds:TrainerRounds._capture", "state.offer is not None",
+         "state.offer is not None and state.seq < 0"),
     ),
     _bug(
         "14",
         "the snapshot is kept instead of the delta: what is carried is measured from there",
         ("engine.trainer.trainer_rounds:TrainerRounds._fate",
          "return (fate, offer.merged_N if fate == 'named' else None)",
-         "anchor_N = self.tracks[fragment].anchor.values\n"
+         "anchor_N = self.fragment_states[fragment].anchor.values\n"
          "moved_N = anchor_N - (offer.anchor.values - offer.delta_N)\n"
          "return (fate, moved_N if fate == 'named' else None)"),
     ),
@@ -153,7 +153,7 @@ BUGS = (
         ("engine.trainer.trainer_rounds:TrainerRounds._apply",
          "self.ledger.miss('offer dropped: too old')",
          "self.ledger.miss('offer dropped: too old')\n"
-         "track.residual_N = offer.pend_N"),
+         "state.residual_N = offer.pend_N"),
     ),
     _bug(
         "16",
@@ -171,8 +171,8 @@ BUGS = (
         "17b",
         "ranks agree on the least of their newest versions, here or not",
         ("engine.trainer.trainer_rounds:TrainerRounds.agree_and_apply",
-         "version > track.anchor.version and version >= -minus_oldest",
-         "version > track.anchor.version"),
+         "version > state.anchor.version and version >= -minus_oldest",
+         "version > state.anchor.version"),
     ),
     _bug(
         "18",

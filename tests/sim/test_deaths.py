@@ -145,7 +145,10 @@ def test_second_death_within_a_copy_undoes_a_version_by_name_and_all_fragments_g
     assert process.me.rack == 5 - dies
     assert said["back"] == [f"fragment {back} from version 4 to 3"]
     assert said["dead"] == [0, 1, dies]
-    ends = {tuple(t.anchor.version for t in of.trainer.tracks) for of in world.trainings.values()}
+    ends = {
+        tuple(t.anchor.version for t in of.trainer.fragment_states)
+        for of in world.trainings.values()
+    }
     (versions,) = ends
     assert min(versions) > 8
     assert all(of.trainer.open_tokens() == 0 for of in world.trainings.values())

@@ -153,7 +153,7 @@ def test_a_rack_whose_weights_jump_ends_though_all_numbers_are_finite(ranks: int
         if peer.rack == 1:
             assert "its weights moved by" in str(training.failure)
         else:
-            assert training.trainer.tracks[0].anchor.values.abs().max() < 10
+            assert training.trainer.fragment_states[0].anchor.values.abs().max() < 10
 
 
 def test_a_fault_waits_for_its_message_and_strikes_between_two_sends() -> None:

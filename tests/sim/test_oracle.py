@@ -192,8 +192,8 @@ def test_the_reference_finds_the_same_bits(seed: int) -> None:
         found = [digest_in(outcome, fragment, version, scenario, rank) for rank in range(ranks)]
         assert tuple(found) == fields["digests"], f"fragment {fragment} version {version}"
     for peer, training in world.trainings.items():
-        for fragment, track in enumerate(training.trainer.tracks):
-            theirs = outcome.anchors[fragment][track.anchor.version].values
+        for fragment, state in enumerate(training.trainer.fragment_states):
+            theirs = outcome.anchors[fragment][state.anchor.version].values
             start, stop = owned_span(theirs.numel(), ranks, peer.rank)
-            mine = track.anchor.values.view(torch.int32)
+            mine = state.anchor.values.view(torch.int32)
             assert torch.equal(mine, theirs[start:stop].view(torch.int32)), (peer, fragment)

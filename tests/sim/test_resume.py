@@ -74,7 +74,7 @@ def test_a_founder_that_does_not_compare_versions_is_seen(monkeypatch: pytest.Mo
             continue
         rank_machine = rank.rank_machine
         rank_machine.own_versions = (8,) * len(rank_machine.own_versions)
-        for track in world.trainings[rank.me].trainer.tracks:
-            track.anchor = replace(track.anchor, version=8, digest="ab" * 32)
+        for state in world.trainings[rank.me].trainer.fragment_states:
+            state.anchor = replace(state.anchor, version=8, digest="ab" * 32)
     problems = world.run().problems
     assert any("the job has begun with other bits" in problem for problem in problems)

@@ -232,7 +232,9 @@ def test_when_everything_is_too_old_k_does_not_keep_it_open() -> None:
     )  # fmt: skip
     assert report.finished
     assert all(training.failure is None for training in world.trainings.values())
-    assert not any(track.offer for t in world.trainings.values() for track in t.trainer.tracks)
+    assert not any(
+        state.offer for t in world.trainings.values() for state in t.trainer.fragment_states
+    )
 
 
 def test_a_donor_is_not_trusted() -> None:
@@ -286,8 +288,11 @@ def test_payloads_stay_bounded_while_a_dead_rack_is_not_noticed_yet(victim: int)
 
 def end_of(world: World, ranks: int) -> list[torch.Tensor]:
     """Per fragment, the anchor that rack 0 ends with: its ranks' parts laid end to end."""
-    parts = [world.trainings[Peer(0, rank)].trainer.tracks for rank in range(ranks)]
-    return [torch.cat([t.anchor.values for t in tracks]) for tracks in zip(*parts, strict=True)]
+    parts = [world.trainings[Peer(0, rank)].trainer.fragment_states for rank in range(ranks)]
+    return [
+        torch.cat([t.anchor.values for t in fragment_states])
+        for fragment_states in zip(*parts, strict=True)
+    ]
 
 
 def test_the_sums_of_a_rack_do_not_depend_on_how_many_ranks_it_has() -> None:

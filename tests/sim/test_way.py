@@ -32,7 +32,7 @@ class Straight(World):
         """How far the merged model has moved at the end, which is the same for all weights."""
         trainer = next(iter(self.trainings.values())).trainer
         begun = self._model(0, 0)[1][fragment].anchor.values
-        way_N = trainer.tracks[fragment].anchor.values - begun
+        way_N = trainer.fragment_states[fragment].anchor.values - begun
         assert float(way_N.max() - way_N.min()) < 0.01
         return float(way_N.mean())
 

@@ -113,7 +113,7 @@ class CountedSteps:
             self._rank.before_capture()
         except UsageError as error:
             return Outcome("not-exchanged", str(error))
-        weights = [track for part in self._rank.parts for track in part.trainer.weights]
+        weights = [state for part in self._rank.parts for state in part.trainer.weights]
         reason = self.writes.uncounted(weights)
         self.writes.close()
         return Outcome("uncounted", reason) if reason else None

@@ -106,7 +106,7 @@ class LiveRank(OneTrainer):
             self._open(undo, plan, settings)
             model = RackModel(plan, self.settings, self.group, numerics)
             self._resumed = self._part(model)
-            tracks = together(self.group, lambda: self._tracks(model))
+            fragment_states = together(self.group, lambda: self._tracks(model))
             self._factory = self.settings.factory(self.me, plan.layouts)
             self.published = self._factory.published()
             self._driver = Driver(
@@ -114,8 +114,8 @@ class LiveRank(OneTrainer):
                 left=self.close, broken=self._break_off,
             )  # fmt: skip
             state = state_of(self.recorder.note)
-            addresses = self._make_machines(undo, model, tracks, mirrored=state.mirrored)
-            self._make_trainer(undo, model, tracks, state)
+            addresses = self._make_machines(undo, model, fragment_states, mirrored=state.mirrored)
+            self._make_trainer(undo, model, fragment_states, state)
             undo.callback(self._stop)
             self._start(addresses)
             self._undo = undo.pop_all()
@@ -201,19 +201,19 @@ class LiveRank(OneTrainer):
     def _tracks(self, model: RackModel) -> list[FragmentState]:
         """The fragments at version 0, or at the versions of the checkpoint. With a GPU, also
         allocate the memory of the whole run."""
-        tracks = model.tracks()
+        fragment_states = model.fragment_states()
         if self._resumed is not None:
-            for fragment, track in enumerate(tracks):
-                rules = self.numerics.of(moments=bool(track.moments))
-                self._resumed.restore(fragment, track, rules)
+            for fragment, state in enumerate(fragment_states):
+                rules = self.numerics.of(moments=bool(state.moments))
+                self._resumed.restore(fragment, state, rules)
         if self._side is not None:
-            self._side.prepare(*_on_device(self.numerics, tracks))
-            self._prepare(tracks)
-        return tracks
+            self._side.prepare(*_on_device(self.numerics, fragment_states))
+            self._prepare(fragment_states)
+        return fragment_states
 
-    def _prepare(self, tracks: Sequence[FragmentState]) -> None:
+    def _prepare(self, fragment_states: Sequence[FragmentState]) -> None:
         """Allocate, and page-lock, the memory of the whole run before the first round."""
-        numels = _numels_ahead(self.numerics, tracks)
+        numels = _numels_ahead(self.numerics, fragment_states)
         size = 4 * sum(numels)
         if self.me.rank == 0 and size >= LOCKED_BYTES_NOTED:
             self.recorder.note(MemoryLocked(round(size / 1e9, 1)))
@@ -221,11 +221,16 @@ class LiveRank(OneTrainer):
         del ready  # back into the pool
 
     def _make_machines(
-        self, undo: ExitStack, model: RackModel, tracks: list[FragmentState], *, mirrored: bool
+        self,
+        undo: ExitStack,
+        model: RackModel,
+        fragment_states: list[FragmentState],
+        *,
+        mirrored: bool,
     ) -> list[str]:
         """Make the loop thread's half, which agrees with the other racks, pulls and merges. Returns
         the addresses of the ranks of this rack."""
-        genesis, part = [track.anchor for track in tracks], self._resumed
+        genesis, part = [state.anchor for state in fragment_states], self._resumed
         digests = tuple(anchor.digest for anchor in genesis)
         ranks = self._introduced(digests)
         parts = parts_of(
@@ -243,12 +248,12 @@ class LiveRank(OneTrainer):
         if self.tape is not None:
             undo.callback(self.tape.close)
         self.rank = ConcurrentOuterStep(
-            self.me, self.member, machines, [track.owned for track in tracks], genesis,
+            self.me, self.member, machines, [state.owned for state in fragment_states], genesis,
             self.numerics, self.published, self.io_loop, model.plain,
             self._factory.tape(self.tape), self._moments,
             partial(self._factory.features, mirrored=mirrored),
         )  # fmt: skip
-        self.io_loop.find_by(Readable(self.rank.store, model.parts(tracks)).find)
+        self.io_loop.find_by(Readable(self.rank.store, model.parts(fragment_states)).find)
         return [rank.address for rank in ranks]
 
     def _introduced(self, digests: tuple[str, ...]) -> list[Introduction]:
@@ -272,21 +277,26 @@ class LiveRank(OneTrainer):
         return ranks
 
     def _make_trainer(
-        self, undo: ExitStack, model: RackModel, tracks: list[FragmentState], state: TrainingState
+        self,
+        undo: ExitStack,
+        model: RackModel,
+        fragment_states: list[FragmentState],
+        training_state: TrainingState,
     ) -> None:
         """Make the training thread's half, which captures and applies between steps."""
         group, io_loop, rank, note = self.group, self.io_loop, self.rank, self.recorder.note
         post, part = self._post, self._resumed
-        teams = [team for track in tracks for team in track.holding.teams]
+        teams = [team for state in fragment_states for team in state.holding.teams]
         group.team_up(teams, cuda=self._side is not None)
         if part is not None:
-            together(group, lambda: part.registered(state))
+            together(group, lambda: part.registered(training_state))
         parts = TrainerParts(
             member=self.member, policy=self.settings.policy, options=self.settings.step,
-            tracks=tracks, published=self.published, numerics=self.numerics,
+            fragment_states=fragment_states, published=self.published, numerics=self.numerics,
             now_ns=io_loop.now_ns, post=post, own=self._on_loop(rank.own), note=note,
-            grows=rank.store.serve_growing, side=self._side, routes=self._routes(state, tracks),
-            resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
+            grows=rank.store.serve_growing, side=self._side,
+            routes=self._routes(training_state, fragment_states),
+            resumed=(part.state.progress, part.offers(fragment_states)) if part else None,
             troubles=io_loop.pull_troubles.describe,
             before_capture=_before_captures(model.plan, group),
             features=self._trainer_features(model.plan.model, post),
@@ -304,18 +314,20 @@ class LiveRank(OneTrainer):
             feed = UnitFeed(self.trainer, post, io_loop.now_ns)
             ledger.attach(feed, self.me.rank, self.group.ranks, self.drive)
 
-    def _routes(self, state: TrainingState, tracks: Sequence[FragmentState]) -> StateRoutes:
+    def _routes(
+        self, training_state: TrainingState, fragment_states: Sequence[FragmentState]
+    ) -> StateRoutes:
         """How the training state reaches racks that join."""
         group, on_loop = self.group, self._on_loop
         copying = require(self.rank.feature(StateCopying), "a live rank copies states")
-        boxes = [holders for track in tracks for holders in track.holding.replicas]
+        boxes = [holders for state in fragment_states for holders in state.holding.replicas]
         alike = group.ranks > 1 and all(len(holders) == group.ranks for holders in boxes)
         calls = None
         if (mirrors := self.rank.feature(RackStateMirrors)) is not None:
             serve, seek, fetch = mirrors.serve, mirrors.seek, mirrors.fetch
             calls = MirrorCalls(on_loop(serve), on_loop(seek), on_loop(fetch))
         return StateRoutes(
-            state, on_loop(copying.give), on_loop(copying.reserve),
+            training_state, on_loop(copying.give), on_loop(copying.reserve),
             Replicas(group.rank == 0, group.minimum) if alike else None, calls,
         )  # fmt: skip
 
@@ -567,16 +579,16 @@ def _before_captures(plan: ModelPlan, group: RackGroup) -> Callable[[], None]:
     return refuse
 
 
-def _numels_ahead(numerics: Numerics, tracks: Sequence[FragmentState]) -> list[int]:
+def _numels_ahead(numerics: Numerics, fragment_states: Sequence[FragmentState]) -> list[int]:
     """Number of elements of every large vector that the run needs besides the first anchors: a
     second version of each anchor, the residuals, and the vectors of the rounds in flight. Locking
     them during the run would hold up training that launches kernels."""
-    numel = max(track.owned.numel for track in tracks)
-    kept = [track.anchor.data.numel() for track in tracks]
+    numel = max(state.owned.numel for state in fragment_states)
+    kept = [state.anchor.data.numel() for state in fragment_states]
     more = [max(kept)]
     if numerics.spare.residuals:
         more.append(numel)
-        kept += [track.owned.numel for track in tracks if track.moments is None]
+        kept += [state.owned.numel for state in fragment_states if state.moments is None]
     kept += more * numerics.spare.rounds
     flying = [numel] * (numerics.spare.vectors - len(kept))
     if numerics.on_device is not None:
@@ -584,11 +596,13 @@ def _numels_ahead(numerics: Numerics, tracks: Sequence[FragmentState]) -> list[i
     return kept + flying
 
 
-def _on_device(numerics: Numerics, tracks: Sequence[FragmentState]) -> tuple[list[int], list[int]]:
+def _on_device(
+    numerics: Numerics, fragment_states: Sequence[FragmentState]
+) -> tuple[list[int], list[int]]:
     """Number of elements of each vector that the device holds, and of each that is uploaded to it:
     those of a round. Where the device encodes, these include an anchor and a residual of every
     fragment (no residual with feedback in the weights), a delta and a pending residual."""
-    numels = [track.owned.numel for track in tracks if track.moments is None]
+    numels = [state.owned.numel for state in fragment_states if state.moments is None]
     most = max(numels)
     if numerics.on_device is None:
         return [most], [most] * 2

@@ -78,8 +78,8 @@ class LocalOnlyRank(OneTrainer):
         self.published.finish()  # there is nobody to wait for at the end
         policy = structs.replace(settings.policy, fragments=1, period_steps=NEVER, overlap_steps=0)
         parts = TrainerParts(
-            member=Member(settings.rack, 0), policy=policy, options=settings.step, tracks=[],
-            published=self.published, numerics=self.numerics,
+            member=Member(settings.rack, 0), policy=policy, options=settings.step,
+            fragment_states=[], published=self.published, numerics=self.numerics,
             now_ns=time.monotonic_ns, post=_drop, own=_drop, note=self.recorder.note,
             routes=StateRoutes(state_of(self.recorder.note)),
         )  # fmt: skip

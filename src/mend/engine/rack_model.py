@@ -78,9 +78,9 @@ class RackModel:
         ranks = ("ranks per rack", str(len(inventories)))
         return (*self._settings.facts, ranks, *self._plan_facts, *rank_facts(inventories))
 
-    def parts(self, tracks: Sequence[FragmentState]) -> Parts:
+    def parts(self, fragment_states: Sequence[FragmentState]) -> Parts:
         """Where this rank's parts lie in the model, for followers."""
-        return parts_of(self.plan, self._boxes, self._rank, tracks)
+        return parts_of(self.plan, self._boxes, self._rank, fragment_states)
 
     @property
     def _boxes(self) -> list[dict[str, Shard]]:
@@ -91,7 +91,7 @@ class RackModel:
             for rank, items in enumerate(self._inventories)
         ]
 
-    def tracks(self) -> list[FragmentState]:
+    def fragment_states(self) -> list[FragmentState]:
         """The fragments at version 0. Raises ConfigError where shards do not make up a tensor."""
         boxes = self._boxes
 

@@ -177,7 +177,7 @@ class ReplayTrainer(Trainer):
         self._report, self._comparer = report, comparer
         self._rounds = len(script.commits)
         last = dict(sorted(script.commits))  # of each fragment the highest version stays
-        self._last = [last.get(fragment, 0) for fragment in range(len(self.tracks))]
+        self._last = [last.get(fragment, 0) for fragment in range(len(self.fragment_states))]
         post: Callable[[Event], None] = self._post
 
         def checked(event: Event) -> None:
@@ -298,7 +298,7 @@ class ReplayTrainer(Trainer):
         return due.step <= self.step if due is not None else not self._ends or self._merged()
 
     def _merged(self) -> bool:
-        return all(track.offer is None for track in self.tracks)
+        return all(state.offer is None for state in self.fragment_states)
 
     def work(self) -> Requests:
         due = self._next
@@ -338,11 +338,11 @@ class ReplayTrainer(Trainer):
         yield from self._apply(act.fragment, anchor)
 
     def _follow_discard(self, act: Act) -> Requests:
-        known, track = self.published.fragments[act.fragment], self.tracks[act.fragment]
+        known, state = self.published.fragments[act.fragment], self.fragment_states[act.fragment]
         yield from self._until(lambda: act.number in known.discarded, str(act))
         self._post(Discarded(act.fragment, act.number, self.step))
         known.discarded.clear()
-        track.offer = None
+        state.offer = None
 
     def _until(self, ready: Callable[[], bool], what: str) -> Requests:
         """Wait for `ready`, at most wait_timeout_s after the last decided round. Raises GaveUp."""

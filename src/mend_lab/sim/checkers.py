@@ -96,7 +96,7 @@ class Checkers:
         process.on_event = self.agreement.check
 
     def enter(self, process: Process, training: Training, numerics: Numerics) -> None:
-        ledgers = [VectorLedger(track.owned.numel) for track in training.trainer.weights]
+        ledgers = [VectorLedger(state.owned.numel) for state in training.trainer.weights]
         if process.me in self.ranks:
             self.former.append(self.ranks[process.me])
         self.ranks[process.me] = Watched(process, training, numerics, ledgers)
@@ -142,7 +142,7 @@ class Checkers:
         self._check_tokens(watched)
         self._check_vectors(watched)
         trainer = watched.trainer
-        offers = [p for p, track in enumerate(trainer.tracks) if track.offer is not None]
+        offers = [p for p, state in enumerate(trainer.fragment_states) if state.offer is not None]
         if trainer.open_tokens() or offers:
             self.problem(
                 f"I9: {watched.me} is evicted with {trainer.open_tokens()} open tokens, offers of "
@@ -152,7 +152,7 @@ class Checkers:
     def _check_cut(self, watched: Watched) -> None:
         """All ranks write the same versions, and count as merged what these versions contain."""
         trainer, key = watched.trainer, watched.training.cut_of
-        versions = [track.anchor.version for track in trainer.tracks]
+        versions = [state.anchor.version for state in trainer.fragment_states]
         if self.cuts.setdefault(key, versions) != versions:
             self.problem(
                 f"I3: checkpoint {key[1]}: {watched.me} writes versions {versions}, others "
@@ -167,9 +167,9 @@ class Checkers:
             )
 
     def _theta(self, watched: Watched, fragment: int) -> Tensor:
-        track = watched.trainer.tracks[fragment]
-        theta_N = torch.empty(track.owned.numel)
-        track.view.read(track.owned, theta_N)
+        state = watched.trainer.fragment_states[fragment]
+        theta_N = torch.empty(state.owned.numel)
+        state.view.read(state.owned, theta_N)
         return theta_N
 
     def check_note(self, process: Process, event: LoggedEvent) -> None:
@@ -184,7 +184,7 @@ class Checkers:
                 self.agreement.check(process)  # a new lineage may have begun in this very event
                 self._read_commit(event)
             case kinds.FragmentCaptured():
-                offer = watched.trainer.tracks[event.fragment].offer
+                offer = watched.trainer.fragment_states[event.fragment].offer
                 assert offer is not None
                 watched.offers[(offer.fragment, offer.seq)] = offer
                 self.moments.captured(watched, offer)
@@ -217,7 +217,7 @@ class Checkers:
             if event.fate == "named" and fragment < len(watched.ledgers):
                 watched.ledgers[fragment].named(_sent(offer))
         rail = watched.me.rank
-        anchor = watched.trainer.tracks[fragment].anchor
+        anchor = watched.trainer.fragment_states[fragment].anchor
         if first_unsound(anchor.values) is not None:
             self.problem(f"I8: {watched.me} trains on an anchor that is no numbers")
         if anchor.version == version:
@@ -257,7 +257,7 @@ class Checkers:
 
     def _check_bounds(self, watched: Watched) -> None:
         rank, scenario = watched.training.rank, self.scenario
-        limit = 3 * scenario.racks * len(watched.trainer.tracks)
+        limit = 3 * scenario.racks * len(watched.trainer.fragment_states)
         if len(rank.store.payloads) > limit:
             self.problem(
                 f"I6: {watched.me} keeps {len(rank.store.payloads)} payloads, the limit is {limit}"
@@ -311,13 +311,13 @@ class Checkers:
 
     def _tokens_named(self, watched: Watched) -> int:
         """Tokens of the rack that the log names up to the versions that this rank trains on."""
-        tracks = watched.trainer.weights
+        fragment_states = watched.trainer.weights
         return sum(
             share.tokens
             for (member, p, version), share in self.agreement.merged.items()
             if member == watched.process.member
-            and p < len(tracks)
-            and version <= tracks[p].anchor.version
+            and p < len(fragment_states)
+            and version <= fragment_states[p].anchor.version
         )
 
     def _check_vectors(self, watched: Watched) -> None:
@@ -326,9 +326,9 @@ class Checkers:
             rack == watched.me.rack for rack, _ in self.scenario.non_finite
         ):
             return
-        for fragment, track in enumerate(watched.trainer.weights):
+        for fragment, state in enumerate(watched.trainer.weights):
             theta_N = self._theta(watched, fragment)
-            error = watched.ledgers[fragment].error(theta_N, track.anchor.values, track.residual_N)
+            error = watched.ledgers[fragment].error(theta_N, state.anchor.values, state.residual_N)
             if watched.trainer.step and error > LEDGER_MAX:
                 self.problem(
                     f"I2: {watched.me}: the ledger of fragment {fragment} is open by {error:.2e}"
@@ -356,7 +356,7 @@ class Checkers:
             self.problem(f"I10: {watched.me} keeps its own weights, and does not say why")
         if outcome.word != "merged":
             return
-        versions = [track.anchor.version for track in trainer.tracks]
+        versions = [state.anchor.version for state in trainer.fragment_states]
         ended = self.agreement.ended_versions()
         if versions != ended:
             self.problem(f"I10: {watched.me} is merged at {versions}, the job ended at {ended}")

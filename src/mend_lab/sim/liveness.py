@@ -145,13 +145,15 @@ def _not_converged(world: World) -> list[str]:
         and not _left_behind(world, training)
     }
     for peer, training in live.items():
-        versions[peer] = tuple(track.anchor.version for track in training.trainer.tracks)
+        versions[peer] = tuple(state.anchor.version for state in training.trainer.fragment_states)
         left = [event for event in training.process.notes if isinstance(event, LeftAlone)]
         if left and (patient or _even(world)):
             problems.append(
                 f"{_names([peer])} left alone though a quorum was there: {left[-1].sentence()}"
             )
-        open_ = [p for p, track in enumerate(training.trainer.tracks) if track.offer is not None]
+        open_ = [
+            p for p, state in enumerate(training.trainer.fragment_states) if state.offer is not None
+        ]
         if open_ and patient:
             problems.append(f"{_names([peer])} ended with open offers of fragments {open_}")
     if len(set(versions.values())) > 1 and (patient or _even(world)):

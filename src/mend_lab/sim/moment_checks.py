@@ -32,11 +32,11 @@ class MomentChecks:
 
     def captured(self, watched: Watched, offer: OpenOffer) -> None:
         """Remember the moments of a rank at a capture."""
-        view = watched.trainer.tracks[offer.fragment].moments
+        view = watched.trainer.fragment_states[offer.fragment].moments
         if view is None:
             return
         now_N = torch.empty(offer.delta_N.numel())
-        view.read(watched.trainer.tracks[offer.fragment].owned, now_N)
+        view.read(watched.trainer.fragment_states[offer.fragment].owned, now_N)
         me = watched.process
         self._captured[me.me, me.member, offer.fragment, offer.seq] = now_N.double()
 
@@ -44,7 +44,7 @@ class MomentChecks:
         self, watched: Watched, fragment: int, anchor: Anchor, commit: RoundCommitted | None
     ) -> None:
         trainer, me = watched.trainer, watched.me
-        view = trainer.tracks[fragment].moments
+        view = trainer.fragment_states[fragment].moments
         if view is None or commit is None:
             return
         order, _ = self._periods[fragment // len(trainer.weights) - 1]
@@ -66,7 +66,7 @@ class MomentChecks:
         if named[0].numel() and not error <= CLOSE:
             what = f"fragment {fragment} version {anchor.version}"
             self._problem(f"I1: {me}: {what} is {error:.2e} beside the mean")
-        live_N = torch.empty(trainer.tracks[fragment].owned.numel)
-        view.read(trainer.tracks[fragment].owned, live_N)
+        live_N = torch.empty(trainer.fragment_states[fragment].owned.numel)
+        view.read(trainer.fragment_states[fragment].owned, live_N)
         if order == SECOND and (live_N < 0).any():
             self._problem(f"I8: {me}: a second moment of fragment {fragment} is negative")

@@ -406,7 +406,7 @@ class Training:
         """Units of data that the next step takes; None: it has not asked yet."""
         self.moments = moments
         """The state of its optimizer, where ranks have one."""
-        views = [track.moments for track in trainer.tracks if track.moments is not None]
+        views = [state.moments for state in trainer.fragment_states if state.moments is not None]
         first = views[0].moments[0] if views else None
         self.inner: Adam | None = first.optimizer if isinstance(first, Moment) else None
         """That with moments which racks average."""
@@ -524,7 +524,7 @@ class Training:
             return
 
     def _write(self, mark: CheckpointRecord) -> Requests:
-        offers = [track.offer for track in self.trainer.tracks if track.offer is not None]
+        offers = [state.offer for state in self.trainer.fragment_states if state.offer is not None]
         yield from self._barrier.await_encoded(mark, offers, CUT_NS)
         if self.scenario.cut_writes_ns:
             yield Wait(lambda: False, self.scenario.cut_writes_ns)

@@ -110,13 +110,13 @@ def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
     return [(p == 2 or p >= scenario.fragments,) for p in range(count)]
 
 
-def _progress(tracks: Sequence[FragmentState]) -> RankProgress:
+def _progress(fragment_states: Sequence[FragmentState]) -> RankProgress:
     """The progress in a checkpoint right after a merge of everything."""
     fragments = tuple(
         FragmentProgress(
             t.anchor.version, t.anchor.rounds, t.anchor.digest, OFFERS_BEFORE, 0, 0, 0, -1, ""
         )
-        for t in tracks
+        for t in fragment_states
     )
     return RankProgress(0, 0, 0, 0, (), fragments)
 
@@ -257,10 +257,14 @@ class World(Writer):
         ]
         collective = Collective(scenario.ranks)
         models = [self._model(rack, rank) for rank in range(scenario.ranks)]
-        digests = [tuple(track.anchor.digest for track in tracks) for _, tracks in models]
+        digests = [
+            tuple(state.anchor.digest for state in fragment_states) for _, fragment_states in models
+        ]
         policy = self._policy(len(digests[0]))
-        for process, (parameters, tracks), own in zip(processes, models, digests, strict=True):
-            resume = self._resume(tracks)
+        for process, (parameters, fragment_states), own in zip(
+            processes, models, digests, strict=True
+        ):
+            resume = self._resume(fragment_states)
             rank_machine = RankSpec(self._rank_options(), own, resume.versions if resume else ())
             made_of = ProcessSpec(process.me, member, rank_machine)
             if process.me.rank == 0:
@@ -274,46 +278,46 @@ class World(Writer):
                 coordinates, kept = self._coordinates(process.me), scenario.records_kept
                 made_of = ProcessSpec(process.me, member, rank_machine, leader, coordinates, kept)
             self._connect(process, processes)
-            self._start(process, made_of, parameters, tracks, policy, collective)
+            self._start(process, made_of, parameters, fragment_states, policy, collective)
 
     def _start(
         self,
         process: Process,
         made_of: ProcessSpec,
         parameters: list[nn.Parameter],
-        tracks: list[FragmentState],
+        fragment_states: list[FragmentState],
         policy: Policy,
         collective: Collective,
     ) -> None:
         scenario, number = self.scenario, process.me.rack
-        published = WatchedState(len(tracks), process, self.checkers.agreement)
+        published = WatchedState(len(fragment_states), process, self.checkers.agreement)
         numerics = self._numerics(number)
         rank = ConcurrentOuterStep(
             process.me,
             process.member,
             machines_of(made_of),
-            [track.owned for track in tracks],
-            [t.anchor for t in tracks],
+            [state.owned for state in fragment_states],
+            [t.anchor for t in fragment_states],
             numerics,
             published,
             process,
             plain_fragments(scenario),
             self._tape(process, made_of),
-            len(tracks) - scenario.fragments,
+            len(fragment_states) - scenario.fragments,
             loop_features,
         )
         copying = rank.feature(StateCopying)
         assert copying is not None
         moments = Moments(parameters, process.me.rank) if scenario.carries else None
-        state = TrainingState([moments], {}, process.note) if moments is not None else None
+        training_state = TrainingState([moments], {}, process.note) if moments is not None else None
         post, give = process.on_loop(rank.tell), process.on_loop(copying.give)
         parts = TrainerParts(
-            member=process.member, policy=policy, options=_step_options(scenario), tracks=tracks,
-            published=published, numerics=numerics,
+            member=process.member, policy=policy, options=_step_options(scenario),
+            fragment_states=fragment_states, published=published, numerics=numerics,
             now_ns=process.now_ns, post=post, own=process.on_loop(rank.own), note=process.note,
-            routes=StateRoutes(state, give),
+            routes=StateRoutes(training_state, give),
             features=self._benchmark(process, published, post),
-            resumed=(_progress(tracks), ()) if scenario.first else None,
+            resumed=(_progress(fragment_states), ()) if scenario.first else None,
             started_ns=process.now_ns() - scenario.restart_ns,
         )  # fmt: skip
         trainer = EvictableTrainer(parts)
@@ -367,11 +371,13 @@ class World(Writer):
             moment_periods=scenario.moment_periods,
         )  # fmt: skip
         numerics, first = self._numerics(), scenario.first
-        tracks = tracks_of(plan, numerics, lambda cut: replicated(cut.layout, scenario.ranks, rank))
-        for track in tracks if first else ():
-            rules, rounds = numerics.of(moments=bool(track.moments)), rounds_before(first)
-            track.anchor = rules.adopt(track.anchor.data, track.owned, first, rounds)
-        return list(model), tracks
+        fragment_states = tracks_of(
+            plan, numerics, lambda cut: replicated(cut.layout, scenario.ranks, rank)
+        )
+        for state in fragment_states if first else ():
+            rules, rounds = numerics.of(moments=bool(state.moments)), rounds_before(first)
+            state.anchor = rules.adopt(state.anchor.data, state.owned, first, rounds)
+        return list(model), fragment_states
 
     def _benchmark(
         self, process: Process, published: PublishedState, post: Callable[[Event], None]
@@ -382,12 +388,12 @@ class World(Writer):
         product_ns = lambda: MS * slower(rack)  # noqa: E731
         return (MicroBenchmark(published, process.now_ns, post, product_ns, None),)
 
-    def _resume(self, tracks: Sequence[FragmentState]) -> Resume | None:
+    def _resume(self, fragment_states: Sequence[FragmentState]) -> Resume | None:
         """What a rack reports of the checkpoint that it has read."""
         first = self.scenario.first
         if not first:
             return None
-        racks, count = tuple(range(self.scenario.racks)), len(tracks)
+        racks, count = tuple(range(self.scenario.racks)), len(fragment_states)
         units = all_free(self.scenario.units) if self.scenario.units else None
         rounds = (rounds_before(first),) * count
         return Resume("ab" * 32, 1, racks, (first,) * count, rounds, units)

@@ -91,10 +91,12 @@ class Hand:
             overlap_ramp=ramp, **{"stall_max_ns": STALL_NS, **options},
         )  # fmt: skip
         plan = ModelPlan(self.model, fragments)
-        tracks = tracks_of(plan, self.numerics, lambda cut: replicated(cut.layout, ranks, rank))
+        fragment_states = tracks_of(
+            plan, self.numerics, lambda cut: replicated(cut.layout, ranks, rank)
+        )
         parts = TrainerParts(
-            member=MINE, policy=agreed, options=StepOptions(**{**usual, **own}), tracks=tracks,
-            published=self.published, numerics=self.numerics,
+            member=MINE, policy=agreed, options=StepOptions(**{**usual, **own}),
+            fragment_states=fragment_states, published=self.published, numerics=self.numerics,
             now_ns=lambda: self.now_ns, post=self._post, own=self.offers.append,
             note=lambda event: self.notes.append(pair(event)), side=side,
         )  # fmt: skip
@@ -197,8 +199,8 @@ class Hand:
         publish: bool = True,
     ) -> Anchor:  # fmt: skip
         """The next version, all of whose elements are `to`. `names`, `drops`: the own offer."""
-        track, known = self.trainer.tracks[fragment], self.published.fragments[fragment]
-        version, mine = known.decided + 1, track.offer
+        state, known = self.trainer.fragment_states[fragment], self.published.fragments[fragment]
+        version, mine = known.decided + 1, state.offer
         assert mine is not None or not (names or drops)
         members = [MergeMember(THEIRS, version, version - 1, 4, TOKENS, 1)]
         if names and mine is not None:
@@ -207,7 +209,7 @@ class Hand:
                 MergeMember(MINE, mine.seq, mine.anchor.version, mine.capture_step, mine.tokens, 1),
             )
         dropped = (Ended(MINE, mine.seq),) if drops and mine is not None else ()
-        numel = track.owned.numel
+        numel = state.owned.numel
         anchor = self.numerics.adopt(torch.full((numel,), to), numel, version)
         self.published.on_decided(
             Commit(
@@ -226,8 +228,8 @@ class Hand:
         assert bool((values == values[0]).all()), values
         return float(values[0])
 
-    def track(self, fragment: int = 0) -> FragmentState:
-        return self.trainer.tracks[fragment]
+    def fragment_state(self, fragment: int = 0) -> FragmentState:
+        return self.trainer.fragment_states[fragment]
 
     def posted(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -132,8 +132,8 @@ def test_a_checkpoint_that_moves_the_weights_says_so_unless_it_saves_them(saves:
 
     def applies(doing: Any) -> CheckpointRecord:
         doing.close()
-        track = hand.trainer.tracks[0]
-        track.anchor = dataclasses.replace(track.anchor, version=1)
+        state = hand.trainer.fragment_states[0]
+        state.anchor = dataclasses.replace(state.anchor, version=1)
         return CheckpointRecord(1, "step-1", "ab" * 32, (0,))
 
     writer = CheckpointWriter(

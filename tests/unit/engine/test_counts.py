@@ -338,7 +338,7 @@ class Training(Hand):
             self.published.publish(0, anchor)
         there = dict(counts.calls), counts.passes
         cost = self.ends_step(counts)
-        assert self.track().anchor is anchor
+        assert self.fragment_state().anchor is anchor
         return there, cost
 
 
@@ -576,10 +576,13 @@ def test_rounds_lock_no_memory_that_was_not_locked_at_the_start(momentum: float)
     )  # fmt: skip
     numerics = numerics_of("float32", momentum, spare=spare_vectors(config), pin=pin)
     anchors = [numerics.genesis(torch.ones(numel)) for _ in range(fragments)]
-    tracks: Any = [SimpleNamespace(anchor=each, owned=each) for each in anchors]
-    ahead = [numerics.buffers.empty(numel) for numel in live_rank._numels_ahead(numerics, tracks)]
+    fragment_states: Any = [SimpleNamespace(anchor=each, owned=each) for each in anchors]
+    ahead = [
+        numerics.buffers.empty(numel)
+        for numel in live_rank._numels_ahead(numerics, fragment_states)
+    ]
     del ahead
-    del tracks  # it holds the first anchors
+    del fragment_states  # it holds the first anchors
     at_start = pin.locked
     for version in range(1, 6):
         for fragment in range(fragments):

@@ -38,7 +38,7 @@ def life(side: Side | None, fates: list[str], **options: Any) -> tuple[Hand, lis
         for step in range(4):
             hand.step(1, move=0.1 + 0.013 * (step + number))
             seen.append(hand.model[0].detach().clone())
-            offer = hand.track().offer
+            offer = hand.fragment_state().offer
             if step == 0 and fate != "nothing" and (fate != "named" or offer):
                 names, drops = fate == "named", fate == "dropped" and offer is not None
                 hand.decide(0.3 + number / 7, names=names and offer is not None, drops=drops)
@@ -87,7 +87,9 @@ def test_feedback_in_the_weights_has_equal_bits_on_host_and_device(fates: list[s
         assert torch.equal(one.view(torch.int32), two.view(torch.int32))
     for each in (other, hand):
         each.during = lambda each=each: (  # type: ignore[misc]
-            each.decide(-0.5, names=True) if each.track().offer else each.published.finish()
+            each.decide(-0.5, names=True)
+            if each.fragment_state().offer
+            else each.published.finish()
         )
         each.step(1, move=0.1)
         each.run(each.trainer.close())
@@ -114,9 +116,9 @@ def test_an_offer_is_against_the_anchor_of_the_track_however_it_came() -> None:
     hand.step(4)
     hand.decide(0.5, drops=True)
     hand.step(2)
-    track = hand.track()
-    assert (track.anchor.version, track.offer) == (1, None)
-    track.anchor = hand.numerics.adopt(torch.full((4,), 8.0), 4, 1)
+    state = hand.fragment_state()
+    assert (state.anchor.version, state.offer) == (1, None)
+    state.anchor = hand.numerics.adopt(torch.full((4,), 8.0), 4, 1)
     hand.step(2)
     (_, offer) = hand.offers
     assert bool((offer.delta_N == 8.0 - hand.theta()).all())
@@ -153,10 +155,10 @@ def test_an_anchor_is_uploaded_when_it_comes_not_when_it_is_due() -> None:
     hand.step(4)
     before = side.bytes_peak
     hand.decide(0.5, names=True)
-    assert hand.track().anchor.version == 0, "not due yet"
+    assert hand.fragment_state().anchor.version == 0, "not due yet"
     assert side.bytes_peak == 2 * before, "two vectors wait, where a snapshot took one"
     hand.step(2)
-    assert hand.track().anchor.version == 1
+    assert hand.fragment_state().anchor.version == 1
     assert hand.theta() == 0.5 + 2 * MOVE
 
 
@@ -193,7 +195,7 @@ class PacedUpload:
         monkeypatch.setattr(self.side, "advance", counted)
         self.hand = Hand(side=self.side, numel=8, **{"overlap": 2, **job}, **PATIENT)
         self.hand.step(4)
-        self.track = self.hand.track()
+        self.state = self.hand.fragment_state()
 
     def pauses(self, count: int) -> list[float]:
         """The next ones; all but the last are over."""
@@ -205,10 +207,10 @@ class PacedUpload:
         return found
 
     def begin(self, left_s: float, new: Anchor) -> None:
-        staging, offer = self.hand.trainer.model.staging, self.track.offer
+        staging, offer = self.hand.trainer.model.staging, self.state.offer
         assert staging is not None
         assert offer is not None
-        staging.prefetch(0, self.track.anchor, offer.seq, offer.merged_N, new, left_s)
+        staging.prefetch(0, self.state.anchor, offer.seq, offer.merged_N, new, left_s)
 
     def end(self) -> None:
         (paced,) = [t for t in threading.enumerate() if t.name == "mend-upload"]
@@ -240,19 +242,19 @@ def test_anchor_in_transfer_is_applied_at_the_first_poll_after_it_is_there(
     upload = PacedUpload(monkeypatch, period=16, overlap=12, polls=1)
     hand = upload.hand
     hand.step(12)  # behind the four of `PacedUpload`
-    upload.track = hand.track()
+    upload.state = hand.fragment_state()
     anchor = hand.decide(0.5, names=True, publish=False)
     upload.begin(60.0, anchor)
     upload.pauses(7)
     hand.published.fragments[0].anchors[1] = anchor
     hand.published.fragments[0].decided = 1
     hand.step(3)
-    assert hand.track().anchor.version == 0, "the steps would wait for the last two pieces"
+    assert hand.fragment_state().anchor.version == 0, "the steps would wait for the last two pieces"
     upload.goes_on.put(None)
     upload.pauses(1)
     upload.end()
     hand.step(1)
-    assert hand.track().anchor.version == 1
+    assert hand.fragment_state().anchor.version == 1
     assert upload.pieces == [1] * 8
     assert hand.theta() == 0.5 + 4 * MOVE
 
@@ -267,9 +269,9 @@ def test_anchor_in_transfer_that_is_not_due_in_lockstep_does_not_disturb_the_app
     hand.decide(0.5, fragment=1, names=True)
     hand.decide(0.25, fragment=0, names=True)
     hand.step(1)
-    assert [hand.track(p).anchor.version for p in (0, 1)] == [1, 0]
+    assert [hand.fragment_state(p).anchor.version for p in (0, 1)] == [1, 0]
     hand.step(4)
-    assert [hand.track(p).anchor.version for p in (0, 1)] == [1, 1]
+    assert [hand.fragment_state(p).anchor.version for p in (0, 1)] == [1, 1]
 
 
 def test_upload_takes_half_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +314,7 @@ def test_upload_that_is_forgotten_copies_no_further_piece(monkeypatch: pytest.Mo
     assert upload.pieces == [1, 1, 8]
     staging = upload.hand.trainer.model.staging
     assert staging is not None
-    staging.realign(0, upload.track, 0, None, second, None)
+    staging.realign(0, upload.state, 0, None, second, None)
     assert upload.hand.theta() == 0.75 + 4 * MOVE
 
 
@@ -340,19 +342,19 @@ def test_upload_of_another_move_is_not_applied() -> None:
     for version, base, offer, mode in product((0, 1), repeat=4):
         hand = Hand(side=Side(CPU), overlap=2, **PATIENT)
         hand.step(4)
-        beside, track = hand.trainer.model.staging, hand.track()
+        beside, state = hand.trainer.model.staging, hand.fragment_state()
         assert beside is not None
-        named = track.offer
+        named = state.offer
         assert named is not None
         anchors = [hand.decide(0.5, publish=False), hand.decide(0.75, publish=False)]
         wrong = hand.numerics.adopt(torch.full_like(anchors[0].values, 9.0), NUMEL, 7)
         beside.apply_mode = ("carry", "overwrite")[mode]
         beside.prefetch(
-            0, (track.anchor, wrong)[base], (0, named.seq)[offer],
+            0, (state.anchor, wrong)[base], (0, named.seq)[offer],
             (None, named.merged_N)[offer], anchors[version],
         )  # fmt: skip
         beside.apply_mode = "carry"
-        beside.realign(0, track, 0, None, anchors[1], None)
+        beside.realign(0, state, 0, None, anchors[1], None)
         assert hand.theta() == 0.75 + 4 * MOVE, (version, base, offer, mode)
 
 
@@ -360,7 +362,7 @@ def test_upload_beside_an_apply_finds_the_commits_that_it_reads() -> None:
     """An apply deletes the commits up to its version; the loop may be about to read them."""
     hand = Hand(side=Side(CPU), overlap=2, **PATIENT)
     hand.step(4)
-    track, published = hand.track(), hand.published
+    state, published = hand.fragment_state(), hand.published
     first, second = hand.decide(0.5, publish=False), hand.decide(0.75, publish=False)
     published.fragments[0].anchors[second.version] = second
     lock = published.changed
@@ -368,7 +370,7 @@ def test_upload_beside_an_apply_finds_the_commits_that_it_reads() -> None:
     class ApplyFirst(threading.Condition):
         def __enter__(self) -> bool:
             published.changed = lock
-            track.anchor = first
+            state.anchor = first
             published.applied(0, first.version)
             return lock.__enter__()
 

@@ -24,7 +24,7 @@ def told(hand: Hand, stage: int = EVICTED) -> None:
 
 def others(hand: Hand) -> None:
     """Merge whatever this rack offers, and let it go."""
-    if hand.track().offer is not None:
+    if hand.fragment_state().offer is not None:
         hand.decide(0.5, names=True)
     elif hand.posted(Leaving):
         hand.published.finish()

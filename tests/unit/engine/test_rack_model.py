@@ -103,15 +103,15 @@ def test_ranks_of_two_stages_own_theirs() -> None:
     config = MendConfig(rack=0, fragments=1)
     settings = settings_of(config, None).completed(2, plan)
     model = RackModel(plan, settings, group, numerics_of(config, plan))
-    (track,) = model.tracks()
-    assert [span.numel for span in track.owned.spans] == [6, 3, 0, 0]
-    assert track.holding.teams == {}
+    (state,) = model.fragment_states()
+    assert [span.numel for span in state.owned.spans] == [6, 3, 0, 0]
+    assert state.holding.teams == {}
     assert model.elements == 18
     assert [name for name, _ in model.facts if name.startswith("param ")] == [
         "param a.weight", "param a.bias", "param b.weight", "param b.bias",
     ]  # fmt: skip
     assert model.cuttable() is None
-    (part,) = model.parts([track]).parts
+    (part,) = model.parts([state]).parts
     assert [piece.name for piece in part.pieces] == ["a.weight", "a.bias"]
 
 
@@ -128,6 +128,6 @@ def test_sums_of_more_tensors_than_a_message_takes_are_refused() -> None:
 
 
 def test_ranks_that_hold_the_whole_model_own_a_slice_each() -> None:
-    tracks = rack_model(Rack(2)).tracks()
-    assert [track.owned.numel for track in tracks] == [4 + 3, 1 + 1 + 1]
-    assert {team for track in tracks for team in track.holding.teams} == {(0, 1)}
+    fragment_states = rack_model(Rack(2)).fragment_states()
+    assert [state.owned.numel for state in fragment_states] == [4 + 3, 1 + 1 + 1]
+    assert {team for state in fragment_states for team in state.holding.teams} == {(0, 1)}

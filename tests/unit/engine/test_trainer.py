@@ -63,8 +63,8 @@ SEATS = tuple(Seat(member, f"tcp://rack{member.rack}:1", ()) for member in (MINE
 def begin(hand: Hand, values: float = 0.0) -> None:
     """What the loop shows once every rack holds version 0."""
     digests = []
-    for fragment, track in enumerate(hand.trainer.tracks):
-        anchor = hand.numerics.genesis(torch.full((track.owned.numel,), values))
+    for fragment, state in enumerate(hand.trainer.fragment_states):
+        anchor = hand.numerics.genesis(torch.full((state.owned.numel,), values))
         digests.append((anchor.digest,))
         hand.published.publish(fragment, anchor)
     hand.published.on_decided(Genesis(SEATS, None, policy(), "", tuple(digests)))
@@ -80,7 +80,7 @@ def test_a_rack_begins_on_the_lowest_racks_weights() -> None:
     hand.run(hand.trainer.begin(9 * SECOND))
     assert hand.waits == [LOOK_NS]
     assert [hand.theta(p) for p in (0, 1)] == [3.0, 3.0]
-    assert [track.anchor.version for track in hand.trainer.tracks] == [0, 0]
+    assert [state.anchor.version for state in hand.trainer.fragment_states] == [0, 0]
 
 
 def test_weights_that_are_replaced_at_the_start_are_said_and_by_how_much() -> None:
@@ -165,12 +165,12 @@ def test_rank_that_holds_all_asks_its_mates_when_the_job_looks_lost() -> None:
 
 def miss_first(hand: Hand, version: int = 3) -> None:
     """The others have begun without this rack, and freed what they began with."""
-    for fragment, track in enumerate(hand.trainer.tracks):
+    for fragment, state in enumerate(hand.trainer.fragment_states):
         hand.published.forget(fragment, 0)
-        newest = hand.numerics.genesis(torch.full((track.owned.numel,), 5.0))
+        newest = hand.numerics.genesis(torch.full((state.owned.numel,), 5.0))
         hand.published.publish(fragment, dataclasses.replace(newest, version=version))
         hand.published.fragments[fragment].decided = version
-    hand.published.heard(NewestOrders((0, 1), (), (version,) * len(hand.trainer.tracks)))
+    hand.published.heard(NewestOrders((0, 1), (), (version,) * len(hand.trainer.fragment_states)))
 
 
 def test_a_founder_that_has_missed_the_first_version_begins_with_the_newest() -> None:
@@ -183,7 +183,7 @@ def test_a_founder_that_has_missed_the_first_version_begins_with_the_newest() ->
     hand.during = lambda: miss_first(hand)
     hand.run(hand.trainer.begin(9 * SECOND))
     assert [hand.theta(p) for p in (0, 1)] == [5.0, 5.0]
-    assert [track.anchor.version for track in hand.trainer.tracks] == [3, 3]
+    assert [state.anchor.version for state in hand.trainer.fragment_states] == [3, 3]
     assert ("joined", {"versions": [3, 3]}) in hand.notes
 
 
@@ -192,9 +192,9 @@ def test_a_rank_that_holds_the_first_version_follows_one_that_has_missed_it() ->
     begin(hand, 3.0)
     hand.agree = lambda values: [-1] if values == [0] else values
     miss_first(hand)
-    hand.published.publish(0, hand.trainer.tracks[0].anchor)
+    hand.published.publish(0, hand.trainer.fragment_states[0].anchor)
     hand.run(hand.trainer.begin(9 * SECOND))
-    assert hand.trainer.tracks[0].anchor.version == 3
+    assert hand.trainer.fragment_states[0].anchor.version == 3
 
 
 # -------------------------------------------------------------- a rack that joins
@@ -495,7 +495,7 @@ def test_the_failure_of_a_rank_ends_its_wait_for_a_mirror() -> None:
 def test_a_drain_waits_until_nothing_is_open_and_all_that_is_decided_is_applied() -> None:
     hand = Hand(fragments=2, stall_max_ns=0)
     hand.step(4)
-    assert [track.offer is not None for track in hand.trainer.tracks] == [True, True]
+    assert [state.offer is not None for state in hand.trainer.fragment_states] == [True, True]
     acts = iter(
         [
             lambda: hand.decide(0.5, 0, names=True),
@@ -508,8 +508,8 @@ def test_a_drain_waits_until_nothing_is_open_and_all_that_is_decided_is_applied(
     hand.during = lambda: next(acts, int)()
     hand.run(hand.trainer.drain(60 * SECOND))
     assert next(acts, None) is None
-    assert [track.anchor.version for track in hand.trainer.tracks] == [1, 3]
-    assert all(track.offer is None for track in hand.trainer.tracks)
+    assert [state.anchor.version for state in hand.trainer.fragment_states] == [1, 3]
+    assert all(state.offer is None for state in hand.trainer.fragment_states)
 
 
 def test_a_drain_says_again_what_is_open_with_each_version_that_it_applies() -> None:
@@ -555,10 +555,10 @@ def test_one_ranks_drain_goes_on_until_all_ranks_are_done() -> None:
 
 def merging(hand: Hand) -> None:
     """A coordinator that names whatever is offered, and lets racks go that are done."""
-    offered = [p for p, track in enumerate(hand.trainer.tracks) if track.offer is not None]
+    offered = [p for p, state in enumerate(hand.trainer.fragment_states) if state.offer is not None]
     for fragment in offered:
         known = hand.published.fragments[fragment]
-        if known.decided == hand.track(fragment).anchor.version:
+        if known.decided == hand.fragment_state(fragment).anchor.version:
             hand.decide(8.0, fragment, names=True)
     if hand.posted(Idle):
         hand.published.finish()
@@ -609,7 +609,7 @@ def test_the_own_weights_are_kept_on_request(keep_local: bool) -> None:
     hand.during = lambda: merging(hand)
     hand.step(6)
     hand.run(hand.trainer.close(keep_local=keep_local))
-    anchor = float(hand.track().anchor.values[0])
+    anchor = float(hand.fragment_state().anchor.values[0])
     assert anchor == 8.0
     assert (hand.theta() == anchor) is not keep_local
 
@@ -797,7 +797,7 @@ def test_a_rack_that_has_what_was_decided_before_a_checkpoint_takes_part_behind_
     run_with(
         hand, hand.barrier.cut("one", 60 * SECOND), come, lambda: hand.published.publish(0, anchor)
     )
-    assert hand.track().anchor.version == 1
+    assert hand.fragment_state().anchor.version == 1
 
 
 def test_a_rack_whose_snapshot_is_of_behind_a_checkpoint_gives_that_up_at_once() -> None:
@@ -856,7 +856,7 @@ def test_a_rack_that_others_have_overtaken_gives_a_checkpoint_up_at_once() -> No
     ):
         run_with(hand, hand.barrier.cut("one", 60 * SECOND), overtaken)
     assert hand.now_ns == began_ns
-    assert hand.track().anchor.version == 0
+    assert hand.fragment_state().anchor.version == 0
 
 
 def test_a_rack_that_waits_in_a_checkpoint_says_for_whom() -> None:
@@ -882,4 +882,4 @@ def test_commit_decided_behind_a_checkpoint_is_not_applied_before_it() -> None:
             hand.published.publish(0, hand.numerics.adopt(torch.ones(4), 4, version))
 
     run_with(hand, hand.barrier.cut("one", 60 * SECOND), come)
-    assert hand.track().anchor.version == 1
+    assert hand.fragment_state().anchor.version == 1

@@ -51,7 +51,7 @@ def test_within_a_step_first_what_is_applied_then_what_is_captured() -> None:
     for _ in range(4):
         hand.step()
         for fragment in (0, 1):
-            if hand.track(fragment).offer is not None:
+            if hand.fragment_state(fragment).offer is not None:
                 hand.decide(0.5, fragment, names=True)
     assert steps_of(hand, "applied", "captured") == [
         ("captured", 1, 0),
@@ -203,7 +203,7 @@ def test_training_since_the_capture_is_carried_over_the_apply() -> None:
     hand.step(2)
     assert hand.theta() == 0.75 + 0.5
     assert hand.posted(Applied) == [Applied(0, 1, 1, 6)]
-    assert hand.track().offer is None
+    assert hand.fragment_state().offer is None
     assert hand.trainer.ledger.merged == 40
     assert hand.trainer.ledger.discarded == 0
     assert hand.trainer.ledger.missed == {}
@@ -281,7 +281,7 @@ def test_an_open_offer_is_not_captured_again() -> None:
     assert hand.posted(StillOpen) == [StillOpen(0, 0), StillOpen(0, 0)]
     assert steps_of(hand, "still-open") == [("still-open", 8, 0), ("still-open", 12, 0)]
     assert hand.trainer.ledger.missed["previous offer still open"] == 2
-    assert hand.track().seq == 1
+    assert hand.fragment_state().seq == 1
 
 
 def test_a_dropped_offer_is_as_if_it_was_never_made() -> None:
@@ -291,7 +291,7 @@ def test_a_dropped_offer_is_as_if_it_was_never_made() -> None:
     hand.step(2)
     assert hand.theta() == 0.5 + 1.5
     assert hand.posted(Applied) == [Applied(0, 1, 1, 6)]
-    assert hand.track().offer is None
+    assert hand.fragment_state().offer is None
     assert (hand.trainer.ledger.merged, hand.trainer.ledger.discarded) == (0, 0)
     assert hand.trainer.ledger.missed == {"offer dropped: too old": 1}
     hand.step(2)
@@ -319,16 +319,16 @@ def test_rounding_is_owed_once_the_offer_is_named_and_not_before() -> None:
     first = hand.offers[0].pend_N
     assert first is not None
     assert first.abs().max() > 0
-    assert hand.track().residual_N is None
+    assert hand.fragment_state().residual_N is None
     hand.decide(0.5, names=True)
     hand.step(2)
-    assert hand.track().residual_N is first
+    assert hand.fragment_state().residual_N is first
     hand.step(2)
     second = hand.offers[1].pend_N
     assert hand.offers[1].residual_N is first
     hand.decide(0.5, drops=True)
     hand.step(2)
-    assert hand.track().residual_N is first, "a dropped offer took nothing along"
+    assert hand.fragment_state().residual_N is first, "a dropped offer took nothing along"
     assert second is not None
     assert not torch.equal(first, second)
 
@@ -348,7 +348,7 @@ def test_with_feedback_in_the_weights_what_was_left_out_stays_there() -> None:
     hand.decide(-0.5, names=True)
     hand.step(2, move=0)
     assert hand.theta() == pytest.approx(theta - sent_ - 0.5, abs=1e-7)
-    assert hand.track().residual_N is None
+    assert hand.fragment_state().residual_N is None
     hand.step(2, move=0.1)
     assert hand.offers[1].residual_N is None
 
@@ -358,14 +358,14 @@ def test_with_feedback_in_the_weights_a_step_is_left_for_the_closing_offer() -> 
     hand = Hand(payload="topk", in_weights=True, overlap=0)
 
     def others() -> None:
-        if hand.track().offer is None:
+        if hand.fragment_state().offer is None:
             hand.published.finish()
         else:
             hand.decide(-0.5, names=True)
 
     hand.during = others
     hand.step(4, move=0.1)
-    assert hand.track().offer is None, "named at once"
+    assert hand.fragment_state().offer is None, "named at once"
     assert [(c.tokens, c.steps) for c in hand.posted(Captured)] == [(30, 3)]
     assert hand.trainer.open_tokens() == 10
     hand.run(hand.trainer.close())
@@ -389,22 +389,26 @@ def test_carry_neither_loses_nor_doubles_an_update(
 ) -> None:
     """The one-ledger identity (mend_lab.sim.vector_ledger), whatever becomes of the offers."""
     hand = Hand(payload=payload, in_weights=payload == "topk", overlap=overlap, **PATIENT)
-    ledger, track, before_N, theta_N = VectorLedger(NUMEL), hand.track(), *torch.empty(2, NUMEL)
+    ledger, state, before_N, theta_N = (
+        VectorLedger(NUMEL),
+        hand.fragment_state(),
+        *torch.empty(2, NUMEL),
+    )
     for fate in [*fates, "nothing"]:
         for _ in range(4):
             hand.notes.clear()
-            track.view.read(track.owned, before_N)
+            state.view.read(state.owned, before_N)
             hand.update(0.1)
-            track.view.read(track.owned, theta_N)
+            state.view.read(state.owned, theta_N)
             ledger.moved(before_N, theta_N)
             hand.counted()
             for _, fields in hand.noted("applied"):
                 if fields["fate"] == "named":
                     ledger.named(sent(hand.offers[fields["seq"] - 1]))
-        if fate == "late" or (fate != "nothing" and track.offer is not None):
+        if fate == "late" or (fate != "nothing" and state.offer is not None):
             hand.decide(0.3, names=fate == "named", drops=fate == "dropped")
-    track.view.read(track.owned, theta_N)
-    assert ledger.error(theta_N, track.anchor.values, track.residual_N) < 1e-6
+    state.view.read(state.owned, theta_N)
+    assert ledger.error(theta_N, state.anchor.values, state.residual_N) < 1e-6
 
 
 def sent(offer: OpenOffer) -> torch.Tensor:
@@ -426,7 +430,7 @@ def test_a_discarded_capture_is_forgotten_and_trained_on() -> None:
     hand.published.discard(0, 1)
     hand.step(2)
     assert hand.posted(Discarded) == [Discarded(0, 1, 6)]
-    assert hand.track().offer is None
+    assert hand.fragment_state().offer is None
     assert hand.theta() == 1.5
     assert hand.trainer.ledger.missed["declined or too old"] == 1
     hand.step(2)
@@ -441,7 +445,7 @@ def test_offer_is_discarded_only_when_all_ranks_of_the_rack_know() -> None:
     hand.agree = lambda values: [*values[:-1], 0]  # the other rank has not heard of it
     hand.step(2)
     assert hand.posted(Discarded) == []
-    assert hand.track().offer is not None
+    assert hand.fragment_state().offer is not None
     hand.agree = lambda values: values
     hand.step(4)
     assert hand.posted(Discarded) == [Discarded(0, 1, 8)]
@@ -501,7 +505,7 @@ def test_ranks_without_a_common_version_apply_nothing() -> None:
 
 def test_every_rank_writes_the_whole_fragment_from_all_slices() -> None:
     hand = Hand(ranks=2)
-    assert hand.track().owned.numel == NUMEL // 2
+    assert hand.fragment_state().owned.numel == NUMEL // 2
     hand.step(4)
     hand.decide(0.75, names=True)
     hand.step(2)
@@ -620,7 +624,7 @@ def test_unused_stall_budget_remains_for_later_waits() -> None:
         """A part of the time passes; a discard ends the wait, and is no apply."""
         hand.now_ns += STALL_NS // 4
         for fragment in (0, 1):
-            if (offer := hand.track(fragment).offer) is not None:
+            if (offer := hand.fragment_state(fragment).offer) is not None:
                 hand.published.discard(fragment, offer.seq)
 
     hand.during = half
@@ -873,7 +877,7 @@ def test_rack_that_waits_at_captures_waits_for_a_joined_round(how: dict[str, Any
     hand.step()
     assert hand.waits == [STALL_NS]
     hand.step()
-    assert hand.track().offer is None
+    assert hand.fragment_state().offer is None
     assert captured(hand) == [(1, 0, 0)]
 
 
@@ -897,7 +901,7 @@ def test_the_fate_is_read_from_a_snapshot_where_commits_are_missing(
     ((_, fields),) = hand.noted("applied")
     fate = {(1, 1): "named", (0, 1): "dropped", (0, 0): "none"}[(named, ended)]
     assert (fields["version"], fields["fate"]) == (3, fate)
-    assert (hand.track().offer is None) == bool(ended)
+    assert (hand.fragment_state().offer is None) == bool(ended)
 
 
 def snapshot_with(rack: Member, named: int, ended: int, version: int) -> Snapshot:
@@ -937,12 +941,12 @@ def test_rack_state_is_mirrored_once_per_step_with_captures() -> None:
     assert captured == {2, 4}
     assert served.steps == [], "nothing is registered"
     state.register("place", torch.nn.Linear(1, 1), "rack")
-    hand.trainer.tracks[0].offer = hand.trainer.tracks[1].offer = None
+    hand.trainer.fragment_states[0].offer = hand.trainer.fragment_states[1].offer = None
     hand.step(2)
     hand.trainer._capture(1)
     assert served.steps == [6]
     hand.step()
-    hand.trainer.tracks[0].offer = None
+    hand.trainer.fragment_states[0].offer = None
     hand.trainer._capture(0, closing=True)
     assert served.steps == [6]
 

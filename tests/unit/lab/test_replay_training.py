@@ -195,7 +195,7 @@ def test_a_former_life_keeps_what_a_later_one_begins_with_and_tells_if_it_is_ano
         assert "after step 4: what it has registered with scope rack has digest" in hand.differs()
     part = Part(rack=0, acts=((),), ends=True, config={}, life=2, first=(0,))
     later = Following(tmp_path, msgspec.structs.replace(script, parts=(part,)))
-    later.published.publish(0, later.track().anchor)
+    later.published.publish(0, later.fragment_state().anchor)
     place, state = Place(0), TrainingState([], {}, lambda *_: None, mirrored=True)
     later.trainer.states.state = state
     later.run(later.trainer.begin(GIVE_UP_NS))
@@ -206,7 +206,7 @@ def test_a_former_life_keeps_what_a_later_one_begins_with_and_tells_if_it_is_ano
 def test_a_life_without_a_copy_begins_fresh(tmp_path: Path) -> None:
     part = Part(rack=1, acts=((),), ends=True, config={}, life=2, first=(0,))
     hand, state = twin(tmp_path, msgspec.structs.replace(script_of(), parts=(part,)))
-    hand.published.publish(0, hand.track().anchor)
+    hand.published.publish(0, hand.fragment_state().anchor)
     hand.run(hand.trainer.begin(GIVE_UP_NS))
     assert (state.loaded, hand.trainer.step, len(state.fresh)) == ([], 0, 1)
 
@@ -284,7 +284,7 @@ def test_a_discard_waits_until_the_rack_knows(tmp_path: Path) -> None:
     hand.during = lambda: hand.published.discard(0, 1)
     hand.step(6)
     assert hand.posted(Discarded) == [Discarded(0, 1, 6)]
-    assert hand.track().offer is None
+    assert hand.fragment_state().offer is None
 
 
 def finish(hand: Following) -> None:

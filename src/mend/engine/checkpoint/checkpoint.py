@@ -108,14 +108,14 @@ def take(trainer: Trainer) -> Taken:
     StateRefused."""
     progress, offers = trainer.state()
     tensors = {}
-    for fragment, track in enumerate(trainer.tracks):
-        tensors[f"{fragment}.anchor"] = track.anchor.data
-        if track.residual_N is not None:
-            tensors[f"{fragment}.residual"] = track.residual_N
+    for fragment, state in enumerate(trainer.fragment_states):
+        tensors[f"{fragment}.anchor"] = state.anchor.data
+        if state.residual_N is not None:
+            tensors[f"{fragment}.residual"] = state.residual_N
     for offer in offers:
         tensors[f"{offer.fragment}.delta"] = offer.delta_N
-    state = trainer.states.state
-    registered = state.registered(trainer.step) if state is not None else None
+    training_state = trainer.states.state
+    registered = training_state.registered(trainer.step) if training_state is not None else None
     units = trainer.published.of(DataUnits).marked
     return Taken(progress, tuple(offers), tensors, registered, len(trainer.weights), units)
 
@@ -217,31 +217,31 @@ class RackCheckpoint:
         m = self.manifest
         return Resume(m.lineage, m.number, m.racks, m.versions, m.rounds, m.units)
 
-    def restore(self, fragment: int, track: FragmentState, numerics: Numerics) -> None:
-        """Set the track's anchor and residual. Raises CheckpointError, also if the model does not
-        hold the weights of the checkpoint."""
-        saved, numel = self.state.progress.fragments[fragment], track.owned.numel
-        data = numerics.empty(track.owned)
+    def restore(self, fragment: int, state: FragmentState, numerics: Numerics) -> None:
+        """Set anchor and residual of the fragment. Raises CheckpointError, also if the model does
+        not hold the weights of the checkpoint."""
+        saved, numel = self.state.progress.fragments[fragment], state.owned.numel
+        data = numerics.empty(state.owned)
         data.copy_(self._tensor(f"{fragment}.anchor", data.numel()))
-        track.anchor = numerics.adopt(data, track.owned, saved.version, saved.rounds)
-        if self.recut is None and track.anchor.digest != saved.digest:
+        state.anchor = numerics.adopt(data, state.owned, saved.version, saved.rounds)
+        if self.recut is None and state.anchor.digest != saved.digest:
             raise CheckpointError(f"{self.folder}: fragment {fragment} has another digest")
-        if not self._has_weights(fragment, track):
-            names = [slot.name for slot in track.view.layout.slots]
+        if not self._has_weights(fragment, state):
+            names = [slot.name for slot in state.view.layout.slots]
             raise CheckpointError(
                 f"the model and its optimizer do not hold what {self.folder} has of step "
                 f"{self.state.progress.step}: fragment {fragment} ({names[0]} to {names[-1]}) "
                 "differs. Load the model and the optimizer that were saved with it before mend_init"
             )
         if f"{fragment}.residual" in self.tensors:
-            track.residual_N = self._tensor(f"{fragment}.residual", numel)
+            state.residual_N = self._tensor(f"{fragment}.residual", numel)
 
-    def _has_weights(self, fragment: int, track: FragmentState) -> bool:
+    def _has_weights(self, fragment: int, state: FragmentState) -> bool:
         """Whether the model holds the saved weights, compared in the slices of the old ranks."""
         if self.recut is not None and self.recut.of_shards:
             pairs = zip(self.weights_then, self.weights_now, strict=True)
             return all(then[fragment] == now[fragment] for then, now in pairs)
-        then = [(track.owned, self.state.progress.fragments[fragment].weights)]
+        then = [(state.owned, self.state.progress.fragments[fragment].weights)]
         if self.recut is not None:
             then = [
                 (self.recut.owned_then(fragment, rank), digests[fragment])
@@ -249,7 +249,7 @@ class RackCheckpoint:
             ]
         for owned, digest in then:
             theta_N = torch.empty(owned.numel, dtype=torch.float32, device="cpu")
-            track.view.read(owned, theta_N)
+            state.view.read(owned, theta_N)
             if digest_of(theta_N, owned.numel, 0) != digest:
                 return False
         return True
@@ -280,19 +280,19 @@ class RackCheckpoint:
         except StateRefused as error:
             raise CheckpointError(str(error)) from error
 
-    def offers(self, tracks: Sequence[FragmentState]) -> list[OpenOffer]:
-        """The offers that were open; `tracks` must have been restored."""
+    def offers(self, fragment_states: Sequence[FragmentState]) -> list[OpenOffer]:
+        """The offers that were open; `fragment_states` must have been restored."""
         offers = []
         for each in self.state.offers:
-            track = tracks[each.fragment]
-            anchor, numel = track.anchor, track.owned.numel
+            state = fragment_states[each.fragment]
+            anchor, numel = state.anchor, state.owned.numel
             if anchor.version != each.base:
                 anchor = anchor.of_base(each.base)
             delta_N = self._tensor(f"{each.fragment}.delta", numel)
             offers.append(
                 OpenOffer(
                     each.fragment, each.seq, each.capture_step, each.tokens, each.steps,
-                    each.tokens_total, each.steps_total, anchor, delta_N, track.residual_N,
+                    each.tokens_total, each.steps_total, anchor, delta_N, state.residual_N,
                     units_total=each.units_total, encoded=True,
                 )
             )  # fmt: skip

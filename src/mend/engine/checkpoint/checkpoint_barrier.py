@@ -93,7 +93,9 @@ class CheckpointBarrier:
             lambda: all(offer.encoded or offer.declined for offer in offers), deadline_ns, mark.name
         )
         declined = {offer.fragment for offer in offers if offer.declined}
-        finite = [int(fragment not in declined) for fragment in range(len(self._trainer.tracks))]
+        finite = [
+            int(fragment not in declined) for fragment in range(len(self._trainer.fragment_states))
+        ]
         finite = yield from self._trainer.agree_and_apply([], finite)
         if not all(finite):
             raise CheckpointError(
@@ -163,7 +165,7 @@ class CheckpointBarrier:
         caps: Sequence[int] | None = None,
     ) -> Requests:
         """Wait for `ready` on all ranks of the rack; apply up to the versions `caps` meanwhile."""
-        fragments = list(range(len(self._trainer.tracks))) if caps is not None else []
+        fragments = list(range(len(self._trainer.fragment_states))) if caps is not None else []
         begun_ns = noted_ns = self._now_ns()
         while True:
             now_ns = self._now_ns()

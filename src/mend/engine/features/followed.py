@@ -18,16 +18,19 @@ from mend.types import ReadableKey, difference_key, layout_key, proof_key, reada
 
 
 def parts_of(
-    plan: ModelPlan, boxes: Sequence[dict[str, Shard]], rank: int, tracks: Sequence[FragmentState]
+    plan: ModelPlan,
+    boxes: Sequence[dict[str, Shard]],
+    rank: int,
+    fragment_states: Sequence[FragmentState],
 ) -> Parts:
     """Where the parts of the weights and running statistics that this rank owns lie in the model.
     `boxes`: per rank of the rack, what it holds of every parameter and running statistic."""
     parts = []
-    for number, (fragment, track) in enumerate(zip(plan.planned, tracks, strict=True)):
+    for number, (fragment, state) in enumerate(zip(plan.planned, fragment_states, strict=True)):
         if fragment.moments:
             continue
         pieces = []
-        for slot, span in zip(fragment.layout.slots, track.owned.spans, strict=True):
+        for slot, span in zip(fragment.layout.slots, state.owned.spans, strict=True):
             if (box := boxes[rank].get(slot.name)) is None:
                 continue
             of = (slot.name, slot.dtype, slot.shape, box.shape, box.offset)

@@ -120,8 +120,8 @@ class UncountedWrites:
 
     # -------------------------------------------------------------- the end
 
-    def uncounted(self, tracks: Sequence[FragmentState]) -> str:
-        """Why the weights of `tracks` hold training that was not counted; empty: they do not.
+    def uncounted(self, fragment_states: Sequence[FragmentState]) -> str:
+        """Why these weights hold training that was not counted; empty: they do not.
 
         Fewer writes after the last step than a step makes (clamped weights, an average swapped in)
         are not taken for training.
@@ -133,7 +133,10 @@ class UncountedWrites:
                 "load_best_model_at_end)"
             )
         if self._steps == 0 and not self.resumed:
-            moved = (track.view.first_unequal(track.owned, track.anchor.values) for track in tracks)
+            moved = (
+                state.view.first_unequal(state.owned, state.anchor.values)
+                for state in fragment_states
+            )
             name = next(filter(None, moved), "")
             return f"{name} changed and no step was counted" if name else ""
         since = self._versions() - self._marked

@@ -178,7 +178,7 @@ class OpenOffer:
 
 @dataclass
 class FragmentState:
-    """One fragment on the training thread, a *track*: its anchor, its open offer, and the marks
+    """One fragment on the training thread: its anchor, its open offer, and the marks
     (`tokens_mark`, `steps_mark`) up to which its tokens and steps are merged or given up."""
 
     view: FragmentView
@@ -284,14 +284,14 @@ def tracks_of(
 ) -> list[FragmentState]:
     """The fragments at version 0: the model's weights and running statistics, and moments of
     zero."""
-    tracks, holdings = [], [holding_of(cut) for cut in plan.planned]
+    fragment_states, holdings = [], [holding_of(cut) for cut in plan.planned]
     numerics.expect([held.owned for held in holdings])
     for cut, held in zip(plan.planned, holdings, strict=True):
         view = plan.view_of(cut)
         rules = numerics.of(moments=cut.averaged)
         read = Tensor.zero_ if cut.moments else partial(view.read, held.owned)
-        tracks.append(FragmentState(view, held, rules.begun(read, held.owned)))
-    return tracks
+        fragment_states.append(FragmentState(view, held, rules.begun(read, held.owned)))
+    return fragment_states
 
 
 def unbroken_run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:

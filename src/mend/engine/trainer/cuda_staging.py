@@ -91,25 +91,25 @@ class CudaStaging:
         self._held: dict[int, int] = {}
         """By fragment, bytes on the device, without those of `_waiting`."""
 
-    def snapshot(self, track: FragmentState) -> tuple[Tensor, Landed]:
+    def snapshot(self, state: FragmentState) -> tuple[Tensor, Landed]:
         """(the owned elements on the host, fp32; a function that waits until they are there)."""
-        out_N = self._buffers.empty(track.owned.numel)
+        out_N = self._buffers.empty(state.owned.numel)
         with self._lock:
-            return out_N, self.side.snapshot(track.view, track.owned, out_N)
+            return out_N, self.side.snapshot(state.view, state.owned, out_N)
 
     def encode(
-        self, encoder: DeviceEncoder, fragment: int, track: FragmentState
+        self, encoder: DeviceEncoder, fragment: int, state: FragmentState
     ) -> tuple[Tensor, Callable[[], Encoded]]:
         """(the delta on the device; a function that waits for the payload, for any thread)."""
         with self._lock:
-            anchor_N = self._anchor(fragment, track)
-            if track.residual_N is not None and track.residual_N.device != self.side.device:
-                track.residual_N = self.side.fetch(track.residual_N)  # of a checkpoint
-            owes, numel = track.residual_N is not None, track.owned.numel
+            anchor_N = self._anchor(fragment, state)
+            if state.residual_N is not None and state.residual_N.device != self.side.device:
+                state.residual_N = self.side.fetch(state.residual_N)  # of a checkpoint
+            owes, numel = state.residual_N is not None, state.owned.numel
             self._hold(fragment, 4 * (3 + owes) * numel)
             out_B = self._landing(encoder.parcel_bytes(numel))
             delta_N, left_N, landed = self.side.encode(
-                track.view, track.owned, anchor_N, track.residual_N, encoder.encode, out_B
+                state.view, state.owned, anchor_N, state.residual_N, encoder.encode, out_B
             )
         return delta_N, partial(_encoded, encoder, numel, landed, out_B, left_N)
 
@@ -119,11 +119,11 @@ class CudaStaging:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True, device="cpu")
         return self._buffers.empty(size, torch.uint8)
 
-    def _anchor(self, fragment: int, track: FragmentState) -> Tensor:
-        """The values of the track's anchor, on the device."""
+    def _anchor(self, fragment: int, state: FragmentState) -> Tensor:
+        """The values of the fragment's anchor, on the device."""
         kept = self._anchors.get(fragment)
-        if kept is None or kept[0] is not track.anchor:  # the first, or one that was copied
-            kept = track.anchor, self.side.fetch(track.anchor.values)
+        if kept is None or kept[0] is not state.anchor:  # the first, or one that was copied
+            kept = state.anchor, self.side.fetch(state.anchor.values)
             self._anchors[fragment] = kept
         return kept[1]
 
@@ -196,7 +196,7 @@ class CudaStaging:
     def realign(
         self,
         fragment: int,
-        track: FragmentState,
+        state: FragmentState,
         offer: int,
         delta_N: Tensor | None,
         new: Anchor,
@@ -205,18 +205,18 @@ class CudaStaging:
         """Launch the move to the new anchor: of the model, or into `out_N` (on the device, fp32).
         `offer`: number of the own offer that the anchor has merged, and `delta_N` its merged part;
         0 and None: it has merged none."""
-        move = Move(track.anchor.version, new.version, offer, self.apply_mode)
+        move = Move(state.anchor.version, new.version, offer, self.apply_mode)
         with self._lock:
             uploaded = self._taken(fragment, move)
             if uploaded is None:
                 encodes = self.encoder is not None
-                old_N = self._anchor(fragment, track) if encodes else track.anchor.values
+                old_N = self._anchor(fragment, state) if encodes else state.anchor.values
                 uploaded = self.side.upload(move, old_N, delta_N, new.values)
-            self.side.apply(track.view, track.owned, uploaded, self._alpha, out_N)
+            self.side.apply(state.view, state.owned, uploaded, self._alpha, out_N)
             if self.encoder is not None:
                 self._anchors[fragment] = new, uploaded.next_N
                 if delta_N is not None:  # named: it leaves a residual, or nothing
-                    self._hold(fragment, 4 * (2 - self.encoder.in_weights) * track.owned.numel)
+                    self._hold(fragment, 4 * (2 - self.encoder.in_weights) * state.owned.numel)
 
     def _taken(self, fragment: int, move: Move) -> Uploaded | None:
         """Take the upload that waits, if it is of this move; None: it is of an older or another

@@ -60,57 +60,57 @@ class ModelAccess:
 
     # -------------------------------------------------------------- reading
 
-    def read(self, track: FragmentState) -> Tensor:
+    def read(self, state: FragmentState) -> Tensor:
         """A copy of what this rank owns, in fp32 on the host."""
-        theta_N = self._buffers.empty(track.owned.numel)
-        track.view.read(track.owned, theta_N)
+        theta_N = self._buffers.empty(state.owned.numel)
+        state.view.read(state.owned, theta_N)
         return theta_N
 
     def snapshot(
-        self, fragment: int, track: FragmentState, *, closing: bool, waits: bool
+        self, fragment: int, state: FragmentState, *, closing: bool, waits: bool
     ) -> Snapshot:
         """Read what this rank owns, for an offer. `waits`: training waits for the result anyway;
         the offer may then be encoded portion by portion, right behind the copy."""
-        if self.staging is not None and track.moments is None:
+        if self.staging is not None and state.moments is None:
             encoder = self.staging.encoder
             if encoder is not None and not (closing and encoder.in_weights):
-                values_N, encoding = self.staging.encode(encoder, fragment, track)
+                values_N, encoding = self.staging.encode(encoder, fragment, state)
                 return Snapshot(values_N, encoding=encoding)
-            values_N, landed = self.staging.snapshot(track)
+            values_N, landed = self.staging.snapshot(state)
             return Snapshot(values_N, landed=landed)
-        values_N = self._buffers.empty(track.owned.numel)
-        live = track.view.in_place(track.owned)
+        values_N = self._buffers.empty(state.owned.numel)
+        live = state.view.in_place(state.owned)
         if live is None:
-            track.view.read(track.owned, values_N)
+            state.view.read(state.owned, values_N)
             return Snapshot(values_N)
 
         def copy(pieces: Pieces) -> None:
             for theta_n, place in pieces:
                 values_N[place].copy_(theta_n)
 
-        if track.moments is None and waits:
+        if state.moments is None and waits:
             return Snapshot(values_N, lambda begin, end: copy(between(live, begin, end)))
         self._pool.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
         return Snapshot(values_N)
 
-    def unsound(self, track: FragmentState) -> str:
+    def unsound(self, state: FragmentState) -> str:
         """The first of this rank's weights that is NaN or not below NORM_MAX, in words; empty:
         there is none."""
-        theta_N = self.read(track)
+        theta_N = self.read(state)
         first = first_unsound(theta_N)
         if first is None:
             return ""
-        cuts, slots = track.owned.cuts, track.view.layout.slots
+        cuts, slots = state.owned.cuts, state.view.layout.slots
         slot = next(slot for slot, end in zip(slots, cuts[1:], strict=True) if first < end)
         return f"{slot.name} holds {theta_N[first].item()}"
 
-    def digest(self, track: FragmentState) -> str:
+    def digest(self, state: FragmentState) -> str:
         """The `digest_of` the weights, without a copy where they are fp32 on the CPU. Every part
         but the last is a whole number of blocks."""
-        numel = track.owned.numel
-        live = track.view.in_place(track.owned)
+        numel = state.owned.numel
+        live = state.view.in_place(state.owned)
         if live is None:
-            live = [(self.read(track), slice(0, numel))]
+            live = [(self.read(state), slice(0, numel))]
         parts = [(StateDigest(numel, 0), pieces) for pieces in portions(live, PORTION_NUMEL)]
         self._pool.each([partial(_feed, digest, pieces) for digest, pieces in parts])
         whole = StateDigest(numel, 0)
@@ -118,13 +118,15 @@ class ModelAccess:
             whole.extend(digest)
         return whole.hexdigest()
 
-    def distance(self, tracks: Sequence[FragmentState], anchors: Sequence[Anchor]) -> float:
+    def distance(
+        self, fragment_states: Sequence[FragmentState], anchors: Sequence[Anchor]
+    ) -> float:
         """The distance of this rank's weights from the anchors, relative to the length of the
         anchors, in fp64."""
         apart = whole = 0.0
-        for track, anchor in zip(tracks, anchors, strict=True):
-            if track.in_model and track.moments is None and anchor.digest != track.anchor.digest:
-                theta_N = self.read(track).sub_(anchor.values)
+        for state, anchor in zip(fragment_states, anchors, strict=True):
+            if state.in_model and state.moments is None and anchor.digest != state.anchor.digest:
+                theta_N = self.read(state).sub_(anchor.values)
                 apart += float(torch.linalg.vector_norm(theta_N, dtype=torch.float64)) ** 2
             whole += float(torch.linalg.vector_norm(anchor.values, dtype=torch.float64)) ** 2
         return float((apart / whole) ** 0.5 if whole else apart)
@@ -132,38 +134,38 @@ class ModelAccess:
     # -------------------------------------------------------------- writing
 
     def realign(
-        self, fragment: int, track: FragmentState, delta_N: Tensor | None, anchor: Anchor
+        self, fragment: int, state: FragmentState, delta_N: Tensor | None, anchor: Anchor
     ) -> Requests:
         """Move the model to the new anchor; where it is fp32 on the CPU, in one pass. `delta_N`:
         the merged part of the own offer; None: the anchor has merged none."""
         if self.staging is not None:
             out_N = None
-            if track.shared:
-                numel, device = track.owned.numel, self.staging.side.device
+            if state.shared:
+                numel, device = state.owned.numel, self.staging.side.device
                 out_N = torch.empty(numel, dtype=torch.float32, device=device)
-            seq = track.offer.seq if delta_N is not None and track.offer is not None else 0
-            self.staging.realign(fragment, track, seq, delta_N, anchor, out_N)
+            seq = state.offer.seq if delta_N is not None and state.offer is not None else 0
+            self.staging.realign(fragment, state, seq, delta_N, anchor, out_N)
             if out_N is not None:
-                yield from self.write(fragment, track, out_N)
+                yield from self.write(fragment, state, out_N)
             return
-        live, theta_N = None if track.shared else track.view.in_place(track.owned), None
+        live, theta_N = None if state.shared else state.view.in_place(state.owned), None
         if live is None:
-            theta_N = self.read(track)
-            live = [(theta_N, slice(0, track.owned.numel))]
-        move = partial(self._move, track.anchor.values, delta_N, anchor.values)
+            theta_N = self.read(state)
+            live = [(theta_N, slice(0, state.owned.numel))]
+        move = partial(self._move, state.anchor.values, delta_N, anchor.values)
         parts = portions(live, PORTION_NUMEL)
         self._pool.each([partial(move, pieces) for pieces in parts], compiled=True)
         if theta_N is not None:
-            yield from self.write(fragment, track, theta_N)
+            yield from self.write(fragment, state, theta_N)
 
     def average(
-        self, track: FragmentState, view: MomentsView, offer: OpenOffer, anchor: Anchor, steps: int
+        self, state: FragmentState, view: MomentsView, offer: OpenOffer, anchor: Anchor, steps: int
     ) -> Requests:
         """Write the mean that the racks agreed on, continued by the `steps` that this rank has made
         since its capture."""
-        live_N = self.read(track)
-        view.decay(track.owned, live_N, offer.delta_N, anchor.values, steps)
-        yield from self.write(offer.fragment, track, live_N)
+        live_N = self.read(state)
+        view.decay(state.owned, live_N, offer.delta_N, anchor.values, steps)
+        yield from self.write(offer.fragment, state, live_N)
 
     def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
         apply_mode, alpha = self.apply_mode, self._alpha
@@ -180,13 +182,13 @@ class ModelAccess:
                 continue
             realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
 
-    def write(self, fragment: int, track: FragmentState, slice_N: Tensor) -> Requests:
+    def write(self, fragment: int, state: FragmentState, slice_N: Tensor) -> Requests:
         """Write this rank's slice and, where it has replicas, their slices of the same tensors."""
-        if track.shared:
-            held_N = yield GatherSlices(fragment, slice_N, track.holding)
-            track.view.write(track.holding.everything, held_N)
+        if state.shared:
+            held_N = yield GatherSlices(fragment, slice_N, state.holding)
+            state.view.write(state.holding.everything, held_N)
         else:
-            track.view.write(track.owned, slice_N)
+            state.view.write(state.owned, slice_N)
 
 
 def _feed(digest: StateDigest, pieces: Pieces) -> None:

@@ -83,14 +83,14 @@ class Trainer(TrainerEnd):
     def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Requests:
         """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
         compares = self.parts.compares and not (own or self._joins())
-        replaced = self.model.distance(self.tracks, anchors) if compares else 0.0
+        replaced = self.model.distance(self.fragment_states, anchors) if compares else 0.0
         if replaced:
             self._note(WeightsReplaced(round(100 * replaced, 3)))
-        for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
-            foreign = anchor.digest != track.anchor.digest or track.shared
-            if not own and foreign and track.in_model:
-                yield from self.model.write(fragment, track, anchor.values)
-            track.anchor = anchor
+        for fragment, (state, anchor) in enumerate(zip(self.fragment_states, anchors, strict=True)):
+            foreign = anchor.digest != state.anchor.digest or state.shared
+            if not own and foreign and state.in_model:
+                yield from self.model.write(fragment, state, anchor.values)
+            state.anchor = anchor
             if anchor.version:
                 self.published.applied(fragment, anchor.version)
                 self._post(Applied(fragment, anchor.version, 0))
@@ -118,8 +118,8 @@ class Trainer(TrainerEnd):
             return
         self.step = step = copied.step
         schedule = self.calendar.schedule
-        for fragment, track in enumerate(self.tracks):
-            track.tokens_mark, track.steps_mark = self.tokens, step
+        for fragment, state in enumerate(self.fragment_states):
+            state.tokens_mark, state.steps_mark = self.tokens, step
             first, period = schedule.first(fragment), schedule.period(fragment)
             last = first + (step - first) // period * period
             self.calendar.mark(fragment, max(0, last), NEVER_CAPTURED)
@@ -136,8 +136,8 @@ class Trainer(TrainerEnd):
     def _check_begun(self, anchors: Sequence[Anchor]) -> Requests:
         """Raise CheckpointError unless the job began with this rack's checkpoint: otherwise the
         rack's progress since its own anchor would be taken for progress since another one."""
-        pairs = zip(self.tracks, anchors, strict=True)
-        same = [int(track.anchor.digest == anchor.digest) for track, anchor in pairs]
+        pairs = zip(self.fragment_states, anchors, strict=True)
+        same = [int(state.anchor.digest == anchor.digest) for state, anchor in pairs]
         same = yield from self._all_ranks(same)
         if not all(same):
             raise CheckpointError(
@@ -150,25 +150,25 @@ class Trainer(TrainerEnd):
         _, offers = require(self.parts.resumed, "nothing is resumed")
         self._post(StepReached(self.step, 0))
         for offer in offers:
-            track = self.tracks[offer.fragment]
-            track.offer = offer
+            state = self.fragment_states[offer.fragment]
+            state.offer = offer
             self.parts.own(offer)
             base, step = offer.anchor.version, offer.capture_step
             counted = offer.tokens, offer.steps, offer.closing, offer.units_total
             self._post(Captured(offer.fragment, offer.seq, base, step, *counted))
-            if track.anchor.version > offer.anchor.version:
-                self._post(StillOpen(offer.fragment, track.anchor.version))
+            if state.anchor.version > offer.anchor.version:
+                self._post(StillOpen(offer.fragment, state.anchor.version))
 
     def _forget_progress(self) -> None:
         """The job ran on without this rack. Work that was unmerged at the checkpoint may be merged
         since, so the rack begins with the merged weights and owes nothing."""
         progress, _ = require(self.parts.resumed, "nothing is resumed")
         self.units = 0  # a new member has got none
-        for track in self.tracks:
-            track.residual_N = None
-            if track.moments is None:
-                self.ledger.discarded += self.tokens - track.tokens_mark
-            track.tokens_mark, track.steps_mark = self.tokens, self.step
+        for state in self.fragment_states:
+            state.residual_N = None
+            if state.moments is None:
+                self.ledger.discarded += self.tokens - state.tokens_mark
+            state.tokens_mark, state.steps_mark = self.tokens, self.step
         given_up = (self.ledger.discarded - progress.discarded) / (len(self.weights) or 1)
         reason = "the job runs: its newest weights take the place of the checkpoint's"
         self._note(ResumeIgnored(reason, given_up))
@@ -176,13 +176,16 @@ class Trainer(TrainerEnd):
     def state(self) -> tuple[RankProgress, list[OpenOffer]]:
         """This rank's progress and its open offers, for a checkpoint. Call it after
         `CheckpointBarrier.cut`."""
-        calendar, offers = self.calendar, [t.offer for t in self.tracks if t.offer is not None]
+        calendar, offers = (
+            self.calendar,
+            [t.offer for t in self.fragment_states if t.offer is not None],
+        )
         fragments = tuple(
             FragmentProgress(
                 t.anchor.version, t.anchor.rounds, t.anchor.digest, t.seq, t.tokens_mark,
                 t.steps_mark, calendar.marks[p], calendar.versions[p], self.model.digest(t),
             )
-            for p, t in enumerate(self.tracks)
+            for p, t in enumerate(self.fragment_states)
         )  # fmt: skip
         ledger = self.ledger
         counts = (self.step, self.tokens, ledger.merged, ledger.discarded)

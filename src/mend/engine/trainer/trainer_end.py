@@ -33,7 +33,7 @@ class TrainerEnd(TrainerRounds):
 
     def open_tokens(self) -> int:
         """Tokens trained and not merged yet, summed over fragments."""
-        return sum(self.tokens - track.tokens_mark for track in self.weights)
+        return sum(self.tokens - state.tokens_mark for state in self.weights)
 
     def drain(self, limit_ns: int) -> Requests:
         """Wait until no own offer is open and everything decided is applied. Raises GaveUp after
@@ -57,13 +57,13 @@ class TrainerEnd(TrainerRounds):
         return self._patience(limit_ns, stall_ns=self.options.stall_ns)
 
     def _drain(self, patience: Patience) -> Requests:
-        everything = list(range(len(self.tracks)))
-        for fragment, track in enumerate(self.tracks):
-            if track.offer is not None:
-                self._post(StillOpen(fragment, track.anchor.version))
+        everything = list(range(len(self.fragment_states)))
+        for fragment, state in enumerate(self.fragment_states):
+            if state.offer is not None:
+                self._post(StillOpen(fragment, state.anchor.version))
         while True:
             versions = self.versions()
-            open_ = any(track.offer is not None for track in self.tracks)
+            open_ = any(state.offer is not None for state in self.fragment_states)
             pairs = zip(self.published.fragments, versions, strict=True)
             done = not open_ and all(known.decided <= version for known, version in pairs)
             late, over = patience.over(self._now_ns()), self.published.finished
@@ -77,11 +77,11 @@ class TrainerEnd(TrainerRounds):
                 why = f"after {patience}"
                 if any_over:
                     why = "the job is over for this rack"
-                count = sum(track.offer is not None for track in self.tracks)
+                count = sum(state.offer is not None for state in self.fragment_states)
                 raise GaveUp(f"drain: {count} offers are still open: {why} ({self.why()})")
-            for fragment, track in enumerate(self.tracks):
-                if track.offer is not None and track.anchor.version > versions[fragment]:
-                    self._post(StillOpen(fragment, track.anchor.version))
+            for fragment, state in enumerate(self.fragment_states):
+                if state.offer is not None and state.anchor.version > versions[fragment]:
+                    self._post(StillOpen(fragment, state.anchor.version))
             yield Wait(self._news, POLL_NS)
 
     def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Requests:
@@ -137,8 +137,8 @@ class TrainerEnd(TrainerRounds):
         time for it."""
         pairs = zip(self.weights, before, strict=False)
         left = any(
-            track.offer is None and self.tokens > track.tokens_mark and track.anchor.version > base
-            for track, base in pairs
+            state.offer is None and self.tokens > state.tokens_mark and state.anchor.version > base
+            for state, base in pairs
         )
         stops = self.policy.lockstep or self.published.finished or patience.over(self._now_ns())
         minus_left, may = yield from self._all_ranks([-int(left), int(not stops)])
@@ -146,7 +146,7 @@ class TrainerEnd(TrainerRounds):
 
     def _end(self, keep_local: bool) -> Requests:
         """The rack has left: put the anchor into the model, unless its own weights hold more."""
-        unsound = [self.model.unsound(track) for track in self.weights]
+        unsound = [self.model.unsound(state) for state in self.weights]
         sound = yield from self.agree_and_apply([], [int(not why) for why in unsound])
         if not all(sound):
             fragment = sound.index(0)
@@ -220,7 +220,7 @@ class TrainerEnd(TrainerRounds):
 
     def _outcome_of_leaving(self) -> Outcome:
         """The outcome of a rack whose work is all merged."""
-        if not self.tracks:
+        if not self.fragment_states:
             return Outcome("local")
         if not self.published.finished:
             why = "; ".join(self.published.orders.why)
@@ -230,7 +230,7 @@ class TrainerEnd(TrainerRounds):
             return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
         with self.published.changed:
             alone = self.published.last_rounds.in_words()
-        steps = max(track.late_steps for track in self.weights)
+        steps = max(state.late_steps for state in self.weights)
         late = late_steps(self.member.rack, steps, self.policy.period_steps)
         if late:
             self._note(StepsLate(steps, late))
@@ -255,12 +255,12 @@ class TrainerEnd(TrainerRounds):
 
     def _capture_tails(self) -> None:
         """Capture the steps since the last capture, for every fragment without an open offer."""
-        for fragment, track in self.of_model:
-            if track.offer is None:
+        for fragment, state in self.of_model:
+            if state.offer is None:
                 self._capture(fragment, closing=True)
-        for track in self.weights:
-            if track.offer is not None:
-                track.late_steps = max(track.late_steps, track.behind_until - track.steps_mark)
+        for state in self.weights:
+            if state.offer is not None:
+                state.late_steps = max(state.late_steps, state.behind_until - state.steps_mark)
 
     def _leave(self, patience: Patience) -> Requests:
         """Apply what is still being decided, until the log says that this rack has left.
@@ -270,7 +270,7 @@ class TrainerEnd(TrainerRounds):
         """
         hurried, posted, noted_ns = False, None, self._now_ns()
         patience.deadline_ns = max(patience.deadline_ns, noted_ns)
-        everything = list(range(len(self.tracks)))
+        everything = list(range(len(self.fragment_states)))
         while True:
             values = [int(self.published.finished), -int(patience.over(self._now_ns()))]
             finished, late = yield from self.agree_and_apply(everything, values)
@@ -280,7 +280,7 @@ class TrainerEnd(TrainerRounds):
                 return
             if late:
                 # With an open offer the rack cannot leave in order: no further wait for an answer.
-                grace_ns = 0 if any(track.offer for track in self.tracks) else LEAVE_NS
+                grace_ns = 0 if any(state.offer for state in self.fragment_states) else LEAVE_NS
                 hurried, patience = True, self._patience(grace_ns, stall_ns=0)
                 self._post(Leaving(now=True))
             if (versions := self.versions()) != posted:
@@ -295,7 +295,7 @@ class TrainerEnd(TrainerRounds):
     def _catch_up(self, patience: Patience) -> Requests:
         """Apply what was decided before the end of the job and is not here yet, as long as some
         rack serves it: until the deadline, or until copies fail."""
-        everything, enough_ns = list(range(len(self.tracks))), self._now_ns() + LEAVE_NS
+        everything, enough_ns = list(range(len(self.fragment_states))), self._now_ns() + LEAVE_NS
         patience.deadline_ns = max(patience.deadline_ns, enough_ns)
         while True:
             failed = any(known.copy_failed for known in self.published.fragments)
@@ -321,12 +321,14 @@ class TrainerEnd(TrainerRounds):
             self._note(DrainGaveUp(str(error), self.open_per_fragment()))
 
     def _news(self) -> bool:
-        return self.published.finished or any(self._resolved(p) for p in range(len(self.tracks)))
+        return self.published.finished or any(
+            self._resolved(p) for p in range(len(self.fragment_states))
+        )
 
     def publish_anchor(self) -> Requests:
         """Write the anchor into the model."""
-        for fragment, track in self.of_model:
-            yield from self.model.write(fragment, track, track.anchor.values)
+        for fragment, state in self.of_model:
+            yield from self.model.write(fragment, state, state.anchor.values)
 
     def local_weights(self) -> list[Tensor]:
         """A copy on the host of this rank's part of the live model, in its dtypes."""
@@ -339,7 +341,7 @@ class TrainerEnd(TrainerRounds):
             live.copy_(kept)
 
     def _held(self) -> list[Tensor]:
-        return [live for _, track in self.of_model for live in track.view.held()]
+        return [live for _, state in self.of_model for live in state.view.held()]
 
 
 def _listed(numbers: Iterable[int]) -> str:

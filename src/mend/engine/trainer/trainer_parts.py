@@ -29,7 +29,7 @@ class TrainerParts:
     member: Member
     policy: Policy
     options: StepOptions
-    tracks: list[FragmentState]
+    fragment_states: list[FragmentState]
     """All fragments, those of weights first."""
     published: PublishedState
     numerics: Numerics
@@ -51,7 +51,7 @@ class TrainerParts:
     troubles: Callable[[], list[str]] = list
     """Returns the lanes over which no pull succeeds, in words."""
     resumed: tuple[RankProgress, Sequence[OpenOffer]] | None = None
-    """The checkpoint to go on from; the tracks have its anchors and residuals."""
+    """The checkpoint to go on from; the fragments have its anchors and residuals."""
     compares: bool = False
     """Whether to note how far the script's weights were from those that the job begins with."""
     started_ns: int | None = None

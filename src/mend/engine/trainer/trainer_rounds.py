@@ -86,8 +86,8 @@ class TrainerRounds:
     def __init__(self, parts: TrainerParts) -> None:
         self.parts, published = parts, parts.published
         self.member, self.policy, self.options = parts.member, parts.policy, parts.options
-        self.tracks, self.published = parts.tracks, published
-        self.weights = [track for track in parts.tracks if track.moments is None]
+        self.fragment_states, self.published = parts.fragment_states, published
+        self.weights = [state for state in parts.fragment_states if state.moments is None]
         """The fragments of weights, the first ones. Tokens are counted for them."""
         self.calendar, self.clock = Calendar(schedule_of(parts.policy)), StepClock(parts.now_ns)
         self._now_ns, self._post, self._note = parts.now_ns, parts.post, parts.note
@@ -111,19 +111,23 @@ class TrainerRounds:
         self._before = (0, 0, 0)
         """(tokens, steps, units) before the last step."""
         self.ledger, self.stalls = Ledger(), StallBudget(parts.policy.stall_max_ns)
-        self._position = RankPosition(tuple(track.anchor.version for track in parts.tracks))
+        self._position = RankPosition(
+            tuple(state.anchor.version for state in parts.fragment_states)
+        )
         self.standing: Standing = (0, 0, self._position)
         published.on_anchor(self._prefetch)
         if parts.resumed is not None:
             self._go_on_after(parts.resumed[0])
 
-    def _go_on_after(self, state: RankProgress) -> None:
+    def _go_on_after(self, progress: RankProgress) -> None:
         """Go on from a checkpoint."""
-        self.step, self.tokens, self.units = state.step, state.tokens, state.units
-        self.ledger = Ledger(state.merged, state.discarded, dict(state.missed))
-        for fragment, (track, saved) in enumerate(zip(self.tracks, state.fragments, strict=True)):
-            track.seq, track.tokens_mark = saved.seq, saved.tokens_mark
-            track.steps_mark = saved.steps_mark
+        self.step, self.tokens, self.units = progress.step, progress.tokens, progress.units
+        self.ledger = Ledger(progress.merged, progress.discarded, dict(progress.missed))
+        for fragment, (state, saved) in enumerate(
+            zip(self.fragment_states, progress.fragments, strict=True)
+        ):
+            state.seq, state.tokens_mark = saved.seq, saved.tokens_mark
+            state.steps_mark = saved.steps_mark
             self.calendar.mark(fragment, saved.captured_step, saved.captured_version)
         self.calendar.past(self.step)
         self.clock.measured_step = self.step
@@ -131,7 +135,7 @@ class TrainerRounds:
     @property
     def of_model(self) -> list[tuple[int, FragmentState]]:
         """The fragments that begin and end with the anchor, with their numbers."""
-        return [(p, track) for p, track in enumerate(self.tracks) if track.in_model]
+        return [(p, state) for p, state in enumerate(self.fragment_states) if state.in_model]
 
     # -------------------------------------------------------------- a step
 
@@ -178,21 +182,21 @@ class TrainerRounds:
             if not feature.idle:
                 return False
         return all(
-            known.decided == track.anchor.version
-            and ((offer := track.offer) is None or offer.seq not in known.discarded)
-            for track, known in zip(self.tracks, published.fragments, strict=True)
+            known.decided == state.anchor.version
+            and ((offer := state.offer) is None or offer.seq not in known.discarded)
+            for state, known in zip(self.fragment_states, published.fragments, strict=True)
         )
 
     def _prefetch(self, fragment: int) -> None:
         """Start the upload of the newest anchor. The loop calls this as soon as it has published
         one: the next step may be too late. The training thread may change what is read here at the
         same time; the upload is then not of the move that it makes, and is dropped."""
-        track = self.tracks[fragment]
-        if self.model.staging is None or track.moments is not None:
+        state = self.fragment_states[fragment]
+        if self.model.staging is None or state.moments is not None:
             return
         with self.published.changed:
             # Read under the lock: commits up to the applied version are deleted under it.
-            old, offer = track.anchor, track.offer
+            old, offer = state.anchor, state.offer
             anchors = dict(self.published.fragments[fragment].anchors)
             newest, _ = unbroken_run(anchors, old.version)
             if newest <= old.version:
@@ -242,7 +246,7 @@ class TrainerRounds:
     def _reach(self, fragment: int) -> None:
         """Pass a capture point, whether or not there is something to capture."""
         self._capture(fragment)
-        self.calendar.mark(fragment, self.step, self.tracks[fragment].anchor.version)
+        self.calendar.mark(fragment, self.step, self.fragment_states[fragment].anchor.version)
 
     def _join(self, opened: list[int]) -> tuple[int, ...]:
         """At a poll point: capture one fragment for which a round is open, so that the offers of
@@ -250,12 +254,12 @@ class TrainerRounds:
         counts. Returns the fragment that was captured, if any."""
         joined: tuple[int, ...] = ()
         for fragment in self.calendar.joins(opened):
-            track = self.tracks[fragment]
-            if opened[fragment] != track.anchor.version:
+            state = self.fragment_states[fragment]
+            if opened[fragment] != state.anchor.version:
                 continue
-            if track.offer is not None:
+            if state.offer is not None:
                 self._reach(fragment)
-            elif not joined and self._countable(False)[1] > track.steps_mark:
+            elif not joined and self._countable(False)[1] > state.steps_mark:
                 self.parts.before_capture()
                 if self.clock.measured_step < self.step:
                     self._measure()
@@ -269,7 +273,7 @@ class TrainerRounds:
         self._position = RankPosition(
             versions=versions,
             digests=tuple(self.published.digest(p, version) for p, version in enumerate(versions)),
-            marked=sum(track.tokens_mark for track in self.weights),
+            marked=sum(state.tokens_mark for state in self.weights),
             merged=ledger.merged,
             discarded=ledger.discarded,
             missed=tuple(ledger.missed.items()),
@@ -293,39 +297,39 @@ class TrainerRounds:
         return (self.tokens, self.step, self.units) if whole else self._before
 
     def _capture(self, fragment: int, closing: bool = False) -> None:
-        track = self.tracks[fragment]
-        if track.offer is not None:
-            self._post(StillOpen(fragment, track.anchor.version))
+        state = self.fragment_states[fragment]
+        if state.offer is not None:
+            self._post(StillOpen(fragment, state.anchor.version))
             self.ledger.miss("previous offer still open")
-            self._note(OfferStillOpen(self.step, fragment, track.offer.seq))
+            self._note(OfferStillOpen(self.step, fragment, state.offer.seq))
             return
         tokens_total, steps_total, units = self._countable(closing)
-        tokens, steps = tokens_total - track.tokens_mark, steps_total - track.steps_mark
+        tokens, steps = tokens_total - state.tokens_mark, steps_total - state.steps_mark
         if steps < 1:
             return
-        self._repair(track)
+        self._repair(state)
         waits = self._waits_for_result()
-        found = self.model.snapshot(fragment, track, closing=closing, waits=waits)
-        if track.moments is not None:
-            track.moments.captured()
-        track.seq += 1
-        track.offer = offer = OpenOffer(
-            fragment, track.seq, self.step, tokens, steps, tokens_total, steps_total, track.anchor,
-            found.values_N, track.residual_N, units_total=units, closing=closing,
+        found = self.model.snapshot(fragment, state, closing=closing, waits=waits)
+        if state.moments is not None:
+            state.moments.captured()
+        state.seq += 1
+        state.offer = offer = OpenOffer(
+            fragment, state.seq, self.step, tokens, steps, tokens_total, steps_total, state.anchor,
+            found.values_N, state.residual_N, units_total=units, closing=closing,
             landed=found.landed, encoding=found.encoding,
         )  # fmt: skip
-        if track.moments is None and not closing:
+        if state.moments is None and not closing:
             self._mirror()  # before the offer: a rack that reads its commit fetches this at once
         self.parts.own(offer)
         if found.read is not None:
             offer.encoding = self._encode(offer, found.read)
-        base = track.anchor.version
+        base = state.anchor.version
         self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing, units))
         about = (self.step, fragment, offer.seq, base, tokens, steps)
         self._note(FragmentCaptured(*about, closing))
 
-    def _repair(self, track: FragmentState) -> None:
-        if track.moments is not None and (names := track.moments.repair()):
+    def _repair(self, state: FragmentState) -> None:
+        if state.moments is not None and (names := state.moments.repair()):
             self._note(StatisticsReset(self.step, in_few_words(names)))
 
     def _mirror(self) -> None:
@@ -359,7 +363,9 @@ class TrainerRounds:
         decided, and all apply the same or nothing. At a poll point, return per fragment the version
         whose round all ranks know to be open, or -1."""
         yield from self._await_results(lasts)
-        eligible = [p for p in range(len(self.tracks)) if self.calendar.applies(p, self.step)]
+        eligible = [
+            p for p in range(len(self.fragment_states)) if self.calendar.applies(p, self.step)
+        ]
         flags = self._opened() if polls else []
         asked = [feature.asks() for feature in self.features]
         lost = int(self.published.lost_seat(self.member))
@@ -371,8 +377,8 @@ class TrainerRounds:
         for feature, own in zip(self.features, asked, strict=True):
             feature.agreed(list(itertools.islice(left, len(own))), self.step)
         for fragment in lasts:
-            track = self.tracks[fragment]
-            offer = track.offer if track.moments is None else None
+            state = self.fragment_states[fragment]
+            offer = state.offer if state.moments is None else None
             if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
                 self.ledger.miss("result not there at the apply point")
         return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
@@ -384,16 +390,16 @@ class TrainerRounds:
         p = staging.uploading() if staging is not None else None
         if p is None or self.step >= self.calendar.last(p):
             return {}
-        return {p: self.tracks[p].anchor.version}
+        return {p: self.fragment_states[p].anchor.version}
 
     def versions(self) -> tuple[int, ...]:
-        return tuple(track.anchor.version for track in self.tracks)
+        return tuple(state.anchor.version for state in self.fragment_states)
 
     def _opened(self) -> list[int]:
         """Per fragment the version whose round is open, as far as this rank knows; else -1."""
         published = self.published
         with published.changed:
-            known = [published.orders.opened.get(p, -1) for p in range(len(self.tracks))]
+            known = [published.orders.opened.get(p, -1) for p in range(len(self.fragment_states))]
             return [v if v == published.fragments[p].decided else -1 for p, v in enumerate(known)]
 
     def _await_results(self, fragments: tuple[int, ...]) -> Requests:
@@ -429,17 +435,17 @@ class TrainerRounds:
     def _is_awaited(self, fragment: int) -> bool:
         """Whether to wait for the result of a fragment. For moments only in lockstep: a mean that
         arrives late counts less, and does no harm."""
-        track = self.tracks[fragment]
-        if track.offer is None or self._resolved(fragment):
+        state = self.fragment_states[fragment]
+        if state.offer is None or self._resolved(fragment):
             return False
-        return self.policy.lockstep or track.moments is None
+        return self.policy.lockstep or state.moments is None
 
     def _why_not(self, fragments: Sequence[int]) -> list[str]:
         """Why the results of these fragments are not here. The coordinator gives no reason for a
         round that is decided, nor for one that it has not heard of."""
         why = list(self.published.orders.why)
         for fragment in fragments:
-            version = self.tracks[fragment].anchor.version
+            version = self.fragment_states[fragment].anchor.version
             decided = self.published.fragments[fragment].decided
             if decided > version:
                 why.append(f"fragment {fragment}: version {decided} is decided and not here yet")
@@ -450,14 +456,14 @@ class TrainerRounds:
         return "; ".join(why) or "no reason known"
 
     def _resolved(self, fragment: int) -> bool:
-        track, known = self.tracks[fragment], self.published.fragments[fragment]
+        state, known = self.fragment_states[fragment], self.published.fragments[fragment]
         with self.published.changed:
-            if max(known.anchors, default=-1) > track.anchor.version:
+            if max(known.anchors, default=-1) > state.anchor.version:
                 return True
             # A discarded offer of a rack that is behind was too old. What the rack trains before it
             # holds the newest version would be too old as well, so it goes on waiting.
-            behind = not self.policy.lockstep and known.decided > track.anchor.version
-            return not behind and track.offer is not None and track.offer.seq in known.discarded
+            behind = not self.policy.lockstep and known.decided > state.anchor.version
+            return not behind and state.offer is not None and state.offer.seq in known.discarded
 
     def agree_and_apply(
         self,
@@ -479,18 +485,18 @@ class TrainerRounds:
             dead = {p: dict(self.published.fragments[p].discarded) for p in fragments}
         values = list(flags or [])
         for fragment in fragments:
-            track = self.tracks[fragment]
-            newest, oldest = unbroken_run(anchors[fragment], track.anchor.version)
-            discarded = track.offer is not None and track.offer.seq in dead[fragment]
+            state = self.fragment_states[fragment]
+            newest, oldest = unbroken_run(anchors[fragment], state.anchor.version)
+            discarded = state.offer is not None and state.offer.seq in dead[fragment]
             values += [newest, -oldest, int(discarded)]
         agreed = yield from agree(self.policy.ranks, values)
         count = len(flags or [])
         for position, fragment in enumerate(fragments):
             version, minus_oldest, discarded_everywhere = agreed[count + 3 * position :][:3]
-            track = self.tracks[fragment]
-            if discarded_everywhere and track.offer is not None:
-                yield from self._discard(fragment, dead[fragment][track.offer.seq])
-            if version > track.anchor.version and version >= -minus_oldest:
+            state = self.fragment_states[fragment]
+            if discarded_everywhere and state.offer is not None:
+                yield from self._discard(fragment, dead[fragment][state.offer.seq])
+            if version > state.anchor.version and version >= -minus_oldest:
                 yield from self._apply(fragment, anchors[fragment][version])
                 self.stalls.renew()
         return agreed[:count]
@@ -501,14 +507,14 @@ class TrainerRounds:
     def _discard(self, fragment: int, bad: str) -> Requests:
         """End an own offer that was not merged. Raises Diverged where the weights contain NaN or
         Inf: the rack would train on and never be merged again."""
-        track = self.tracks[fragment]
-        seq = require(track.offer, "no offer is open", fragment=fragment).seq
+        state = self.fragment_states[fragment]
+        seq = require(state.offer, "no offer is open", fragment=fragment).seq
         self._post(Discarded(fragment, seq, self.step))
         self._note(OfferDiscarded(self.step, fragment, seq))
         self.ledger.miss("declined or too old")
         self.published.fragments[fragment].discarded.clear()
-        track.offer = None
-        wrong = self.model.unsound(track)
+        state.offer = None
+        wrong = self.model.unsound(state)
         (sound,) = yield from self._all_ranks([int(not wrong)])
         if bad or not sound:
             raise self._diverged(fragment, bad or wrong)
@@ -531,27 +537,27 @@ class TrainerRounds:
     def _apply(self, fragment: int, anchor: Anchor) -> Requests:
         """Apply an anchor: read the fate of the own offer in the commits, realign the model, set
         the marks (docs/internals/protocol.md#applying)."""
-        track, offer = self.tracks[fragment], self.tracks[fragment].offer
+        state, offer = self.fragment_states[fragment], self.fragment_states[fragment].offer
         fate, delta_N = self._open_fate(fragment, anchor.version)
-        if track.moments is None:
-            yield from self.model.realign(fragment, track, delta_N, anchor)
+        if state.moments is None:
+            yield from self.model.realign(fragment, state, delta_N, anchor)
         elif delta_N is not None and offer is not None:
-            self._repair(track)
+            self._repair(state)
             steps = self.step - offer.capture_step
-            yield from self.model.average(track, track.moments, offer, anchor, steps)
+            yield from self.model.average(state, state.moments, offer, anchor, steps)
         ended = 0
         if (
             fate != "named"
-            and anchor.version - track.anchor.version > self.policy.staleness_max_rounds
+            and anchor.version - state.anchor.version > self.policy.staleness_max_rounds
         ):
-            track.behind_until = self.step
+            state.behind_until = self.step
         if offer is not None and fate:
-            ended, track.offer = offer.seq, None
+            ended, state.offer = offer.seq, None
             if fate == "named":
-                self._settle(track, offer)
+                self._settle(state, offer)
             else:
                 self.ledger.miss("offer dropped: too old")
-        track.anchor = anchor
+        state.anchor = anchor
         self.published.applied(fragment, anchor.version)
         self._stand()
         self._post(Applied(fragment, anchor.version, ended, self.step))
@@ -562,8 +568,8 @@ class TrainerRounds:
     def _open_fate(self, fragment: int, version: int) -> tuple[OfferFate, Tensor | None]:
         """The fate of the open offer in the commits (base, version]: "named", "dropped" or "" (also
         without an offer). For a named offer also its merged part, for `realign`."""
-        track = self.tracks[fragment]
-        return self._fate(fragment, track.offer, track.anchor.version, version)
+        state = self.fragment_states[fragment]
+        return self._fate(fragment, state.offer, state.anchor.version, version)
 
     def _fate(
         self, fragment: int, offer: OpenOffer | None, base: int, version: int
@@ -575,15 +581,15 @@ class TrainerRounds:
             fate = self.published.fragments[fragment].fate((self.member, offer.seq), base, version)
         return fate, offer.merged_N if fate == "named" else None
 
-    def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
+    def _settle(self, state: FragmentState, offer: OpenOffer) -> None:
         """The offer is merged: keep its residual for the next one, and count its tokens as
         merged."""
-        track.residual_N = offer.pend_N
-        weights = track.moments is None
+        state.residual_N = offer.pend_N
+        weights = state.moments is None
         if weights:
             self.ledger.merged += offer.tokens
         if weights and self.model.apply_mode == "overwrite":
             self.ledger.discarded += self.tokens - offer.tokens_total
-            track.tokens_mark, track.steps_mark = self.tokens, self.step
+            state.tokens_mark, state.steps_mark = self.tokens, self.step
         else:
-            track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total
+            state.tokens_mark, state.steps_mark = offer.tokens_total, offer.steps_total

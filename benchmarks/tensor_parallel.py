@@ -109,7 +109,7 @@ class Bench(h200_rank.Bench):
         found = super()._train(cell, runtime)
         self.said = runtime.status().async_tp if runtime else "no mend"
         if self.alone is not None:
-            self.said = self.alone.said
+            self.said = self.alone.description
             self.alone.close()
         return found
 

@@ -543,7 +543,7 @@ class Runtime:
             bytes_received=sum(part.io_loop.bytes_received for part in rank.parts),
             anchor_digest=self._digest_of(position),
             waiting=published.orders.why,
-            async_tp=self._async_tp.said,
+            async_tp=self._async_tp.description,
             frames_refused=sum(part.io_loop.frames_refused for part in rank.parts),
             events_lost=sum(part.recorder.lost for part in rank.parts),
             last_error=published.error,

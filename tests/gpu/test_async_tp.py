@@ -89,12 +89,14 @@ def test_async_tp_report_matches_the_compiled_graphs(mesh: DeviceMesh) -> None:
         torch._dynamo.reset()
         y, grads = trained(torch.compile(model), mesh)
         tp.stepped()
-        print(f"rank {mesh.get_rank()}: async_tp {tp.said} graphs={tp.census.graphs}")
+        print(f"rank {mesh.get_rank()}: async_tp {tp.description} graphs={tp.census.graphs}")
         assert len(notes) == 1
-        if tp.said.startswith("not active: the GPUs of a tensor-parallel group share no memory"):
-            pytest.skip(tp.said)
-        assert tp.census.fused > 0, tp.said
-        assert tp.said == f"on: {tp.census.fused} fused matmul-collectives"
+        if tp.description.startswith(
+            "not active: the GPUs of a tensor-parallel group share no memory"
+        ):
+            pytest.skip(tp.description)
+        assert tp.census.fused > 0, tp.description
+        assert tp.description == f"on: {tp.census.fused} fused matmul-collectives"
         # Other kernels, another order of sums: close, not equal.
         torch.testing.assert_close(y, plain_y, rtol=5e-2, atol=5e-2)
         for one, other in zip(grads, plain_grads, strict=True):
@@ -110,7 +112,7 @@ def test_a_model_that_is_not_compiled_gets_a_reason(mesh: DeviceMesh) -> None:
     try:
         trained(model, mesh)
         tp.stepped()
-        assert tp.said.startswith("not active: ")
-        assert notes[1:] == [AsyncTpUnused(tp.said)]
+        assert tp.description.startswith("not active: ")
+        assert notes[1:] == [AsyncTpUnused(tp.description)]
     finally:
         tp.close()

@@ -131,11 +131,13 @@ def _check(library: Any, result: int, program: ctypes.c_void_p | None) -> None:
     """Raises NotDeterministic with the compiler's words."""
     if not result:
         return
-    said = f"NVRTC returned {result}"
+    reason = f"NVRTC returned {result}"
     if program is not None:
         size = ctypes.c_size_t()
         library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         library.nvrtcGetProgramLog(program, log)
-        said += f": {log.value.decode(errors='replace')[:2000]}"
-    raise NotDeterministic(f"kernels of level everywhere were not compiled; {said}", "report this")
+        reason += f": {log.value.decode(errors='replace')[:2000]}"
+    raise NotDeterministic(
+        f"kernels of level everywhere were not compiled; {reason}", "report this"
+    )

@@ -319,7 +319,7 @@ def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
         closed_by=short(training.published.rounds.reason),
         host_bytes=training.host_bytes(),
         recorded=tuple((short(name), float(value)) for name, value in recorded),
-        turnout=short(describe_rounds(training.published.rounds_by_racks()[1])),
+        participation=short(describe_rounds(training.published.rounds_by_racks()[1])),
     )
 
 

@@ -182,16 +182,16 @@ class WeightsReplaced(WarningEvent, frozen=True, tag="weights-replaced"):
 class AsyncTpChosen(InfoEvent, frozen=True, tag="async-tp"):
     """async_tp_enabled: after the first step, or at the start if it cannot work."""
 
-    says = "async tensor parallelism is {said}"
-    said: str
+    says = "async tensor parallelism is {description}"
+    description: str
     graphs: Whole
     fused: Whole
 
 
 class AsyncTpUnused(WarningEvent, frozen=True, tag="async-tp-in-vain"):
-    says = "async_tp_enabled has no effect: {said}"
+    says = "async_tp_enabled has no effect: {description}"
     remedy = "switch it off, or compile the model so that torch can fuse its products"
-    said: str
+    description: str
 
 
 # ------------------------------------------------------------------ the coordinator and the seats

@@ -54,8 +54,8 @@ class Census:
 
 
 class AsyncTp:
-    """Whether and how tensor parallelism is pipelined. Off, unless made by `enable`. `said`: what
-    status() shows."""
+    """Whether and how tensor parallelism is pipelined. Off, unless made by `enable`. `description`:
+    what status() shows."""
 
     def __init__(self) -> None:
         self.census = Census()
@@ -82,7 +82,7 @@ class AsyncTp:
         return enabled
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """ "off", "on: 12 fused matmul-collectives", or "not active: " and the reason."""
         if not self.asked:
             return "off"
@@ -122,11 +122,11 @@ class AsyncTp:
 
     def _tell(self) -> None:
         self._told = True
-        self._note(AsyncTpChosen(self.said, self.census.graphs, self.census.fused))
+        self._note(AsyncTpChosen(self.description, self.census.graphs, self.census.fused))
         if self._refused:
-            warnings.warn(f"async_tp_enabled has no effect; {self.said}", stacklevel=3)
+            warnings.warn(f"async_tp_enabled has no effect; {self.description}", stacklevel=3)
         elif not self.census.fused:  # a step is over: a warning could wait for who reads stderr
-            self._note(AsyncTpUnused(self.said))
+            self._note(AsyncTpUnused(self.description))
 
 
 def why_not(groups: dict[str, Any], *, cuda: bool) -> str:

@@ -132,7 +132,7 @@ class Doings(WireStruct, frozen=True):
     host_bytes: Count
     recorded: Annotated[tuple[tuple[Short, float], ...], Meta(max_length=8)]
     """The newest values that the script gave to `record`."""
-    turnout: Short = ""
+    participation: Short = ""
     """How many of the live racks its recent rounds merged, as text."""
 
 

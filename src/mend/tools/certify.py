@@ -158,8 +158,8 @@ def _row(cut: Cut, run: Run | None, verdict: str, why: str) -> dict[str, Any]:
 
 def _reason(error: UsageError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[-1] if len(lines) > 1 else lines[0]
-    return said[:REASON_CHARS_MAX]
+    reason = lines[-1] if len(lines) > 1 else lines[0]
+    return reason[:REASON_CHARS_MAX]
 
 
 # verdicts

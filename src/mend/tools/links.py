@@ -70,8 +70,8 @@ def links(
         for name in (base + "-hub", *(site.namespace for site in net.sites)):
             undo.callback(_delete, name)
             _ip(["netns", "add", name])
-        said: list[str] = []
-        device = _device(base + "-hub", net, said)
+        output: list[str] = []
+        device = _device(base + "-hub", net, output)
         undo.callback(_end, device)
         for number, site in enumerate(net.sites):
             _join(site, f"site{number}", base + "-hub", link)
@@ -82,7 +82,9 @@ def links(
         yield replace(net, measured=measured)
         if not device.running():
             device.read()
-            raise LinkError(f"the link's device died while it was in use: {' / '.join(said[-3:])}")
+            raise LinkError(
+                f"the link's device died while it was in use: {' / '.join(output[-3:])}"
+            )
 
 
 def _require(*, measure: bool) -> None:
@@ -114,8 +116,8 @@ def remove_leftovers() -> list[str]:
     return dead
 
 
-def _device(hub: str, net: Net, said: list[str]) -> Child:
-    """The process that holds the other end of every interface; there when this returns. `said`
+def _device(hub: str, net: Net, output: list[str]) -> Child:
+    """The process that holds the other end of every interface; there when this returns. `output`
     gets its lines."""
     link = net.link
     sites = [f"site{number}={host}" for number, host in enumerate(net.hosts)]
@@ -124,10 +126,10 @@ def _device(hub: str, net: Net, said: list[str]) -> Child:
         *(str(link.rate_bits), str(round(link.rtt_ms * 500_000)), str(link.loss_pct / 100)),
         *(SEED, *sites),
     ]
-    child = Child("link", command, os.environ, lambda _, line: said.append(line), None)
-    if not child.await_line(lambda: "ready" in said, START_S):
+    child = Child("link", command, os.environ, lambda _, line: output.append(line), None)
+    if not child.await_line(lambda: "ready" in output, START_S):
         _end(child)
-        raise LinkError(f"the link's device did not start: {' / '.join(said[-3:]) or 'silent'}")
+        raise LinkError(f"the link's device did not start: {' / '.join(output[-3:]) or 'silent'}")
     return child
 
 

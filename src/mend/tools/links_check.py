@@ -155,12 +155,12 @@ def _output(command: list[str]) -> str:
 @contextmanager
 def _server(site: Site) -> Iterator[None]:
     """iperf3 listens at `site`, until the end of the `with`."""
-    said: list[str] = []
+    output: list[str] = []
     command = [*site.prefix, "iperf3", "-s", "--forceflush"]
-    child = Child("iperf3", command, os.environ, lambda _, line: said.append(line), None)
+    child = Child("iperf3", command, os.environ, lambda _, line: output.append(line), None)
     try:
-        if not child.await_line(lambda: any("listening" in line for line in said), START_S):
-            raise LinkError(f"iperf3 does not listen: {' / '.join(said[-3:]) or 'silent'}")
+        if not child.await_line(lambda: any("listening" in line for line in output), START_S):
+            raise LinkError(f"iperf3 does not listen: {' / '.join(output[-3:]) or 'silent'}")
         yield
     finally:
         child.process.kill()

@@ -83,13 +83,13 @@ class Child:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def await_line(self, said: Callable[[], bool], limit_s: float) -> bool:
-        """Read until `said` is true. False: the process ended first, or the time did."""
+    def await_line(self, seen: Callable[[], bool], limit_s: float) -> bool:
+        """Read until `seen` is true. False: the process ended first, or the time did."""
         limit = time.monotonic() + limit_s
-        while not said():
+        while not seen():
             running = self.running()  # asked first, so that its last lines are read
             self.read()
-            if said():
+            if seen():
                 break
             if not running or time.monotonic() > limit:
                 return False

@@ -262,10 +262,9 @@ class Progress:
         self._next_s = now_s + SAY_S
         self._count()
         if not self._steps:
-            said = f"; the script said: {self._lines[-1][:LINE_CHARS_MAX]}" if self._lines else ""
-            self._say(
-                f"{self._title}: no step of an optimizer yet, {now_s - self._began_s:.0f} s{said}"
-            )
+            last = f"; the script said: {self._lines[-1][:LINE_CHARS_MAX]}" if self._lines else ""
+            waited = f"no step of an optimizer yet, {now_s - self._began_s:.0f} s"
+            self._say(f"{self._title}: {waited}{last}")
             return
         if not self._first[0]:
             self._first = self._steps, now_s

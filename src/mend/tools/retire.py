@@ -155,14 +155,14 @@ def outcome(answers: Sequence[Answer], rack: int, life: int) -> Outcome:
         return Outcome(again, final=False, accepted=False)
     here = {view.rack for view in views}
     missing = [s.rack for s in first.racks if s.rack not in here | {*first.retired}]
-    said = f"rack {rack} is retired ({', '.join(noted)} know{'s' * (len(noted) == 1)} it)"
+    retired = f"rack {rack} is retired ({', '.join(noted)} know{'s' * (len(noted) == 1)} it)"
     if missing:
         racks = ", ".join(map(str, missing))
         each = " and ".join(f"`mend retire {r}`" for r in missing)
-        lacking = f"{said}; there is no quorum without {racks}: start it again, or {each}"
+        lacking = f"{retired}; there is no quorum without {racks}: start it again, or {each}"
         return Outcome(lacking, final=True)
     if here <= {WITNESS}:
         again = "start all racks again to begin a new job under this name"
-        return Outcome(f"{said}; no rack of the job is left: {again}", final=True)
-    waits = f"{said}; the remaining racks have not continued yet: watch them with `mend top`"
+        return Outcome(f"{retired}; no rack of the job is left: {again}", final=True)
+    waits = f"{retired}; the remaining racks have not continued yet: watch them with `mend top`"
     return Outcome(waits, final=False)

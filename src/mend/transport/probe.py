@@ -110,13 +110,13 @@ async def knock(host: str, port: int, limit_s: float) -> Knock:
         answer: Answer = "no route" if error.errno in _NO_ROUTE else "silent"
         return Knock(answer, False, str(error))
     try:
-        said = await asyncio.wait_for(reader.readexactly(len(GREETING)), GREETING_S)
+        greeting = await asyncio.wait_for(reader.readexactly(len(GREETING)), GREETING_S)
     except (OSError, EOFError, TimeoutError):
-        said = b""
+        greeting = b""
     writer.close()
     with contextlib.suppress(OSError, TimeoutError):
         await asyncio.wait_for(writer.wait_closed(), GREETING_S)
-    return Knock("open", _is_greeting(said))
+    return Knock("open", _is_greeting(greeting))
 
 
 def knock_through(proxy: Address, to: Address, limit_s: float) -> Knock:
@@ -134,16 +134,19 @@ def knock_through(proxy: Address, to: Address, limit_s: float) -> Knock:
 
 
 def _greeting_of(made: socket.socket) -> bytes:
-    said = b""
+    greeting = b""
     with contextlib.suppress(OSError):
-        while len(said) < len(GREETING) and (piece := made.recv(len(GREETING) - len(said))):
-            said += piece
-    return said
+        while len(greeting) < len(GREETING) and (piece := made.recv(len(GREETING) - len(greeting))):
+            greeting += piece
+    return greeting
 
 
-def _is_greeting(said: bytes) -> bool:
+def _is_greeting(greeting: bytes) -> bool:
     """Whether the other end greets as ZeroMQ."""
-    return len(said) == len(GREETING) and (said[0], said[-1]) == (GREETING[0], GREETING[-1])
+    return len(greeting) == len(GREETING) and (greeting[0], greeting[-1]) == (
+        GREETING[0],
+        GREETING[-1],
+    )
 
 
 def trip_ns(to: Address, limit_s: float, proxy: Address | None = None) -> int | None:

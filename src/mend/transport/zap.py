@@ -57,10 +57,10 @@ class Zap:
         for _ in range(ANSWERS_PER_TURN):
             if not cast(int, self._socket.get(zmq.EVENTS)) & _POLLIN:
                 return
-            said = self._socket.recv_multipart(_DONTWAIT)
-            if len(said) != 7:  # another mechanism, which has no key
-                said = [_VERSION, said[1] if len(said) > 1 else b"", b"", b"", b"", b"", b""]
-            _, request, domain, _, _, mechanism, key = said
+            frames = self._socket.recv_multipart(_DONTWAIT)
+            if len(frames) != 7:  # another mechanism, which has no key
+                frames = [_VERSION, frames[1] if len(frames) > 1 else b"", b"", b"", b"", b"", b""]
+            _, request, domain, _, _, mechanism, key = frames
             guest = None
             if (domain, mechanism, len(key)) == (DOMAIN, b"CURVE", 32):
                 guest = self._guests.get(z85.encode(key))

@@ -33,18 +33,18 @@ def test_participation_is_described_in_one_line() -> None:
 
 
 def test_all_rounds_are_counted_and_the_newest_are_kept() -> None:
-    turnout = Participation()
+    participation = Participation()
     for _ in range(30):
-        turnout.add((0,), {0, 1})
-    turnout.add((0, 1), {0, 1})
-    assert turnout.by_racks == {1: 30, 2: 1}
-    assert list(turnout.recent) == [(1, 2)] * (ROUNDS_RECENT - 1) + [(2, 2)]
+        participation.add((0,), {0, 1})
+    participation.add((0, 1), {0, 1})
+    assert participation.by_racks == {1: 30, 2: 1}
+    assert list(participation.recent) == [(1, 2)] * (ROUNDS_RECENT - 1) + [(2, 2)]
 
 
 def test_a_member_that_died_meanwhile_lived_and_an_unknown_rest_is_not_counted_as_missing() -> None:
-    turnout = Participation()
-    assert turnout.add((0, 2), {0, 1}) == (2, 3)
-    assert turnout.add((0,), ()) == (1, 0)
+    participation = Participation()
+    assert participation.add((0, 2), {0, 1}) == (2, 3)
+    assert participation.add((0,), ()) == (1, 0)
     assert describe_rounds([(1, 0)]) == ""
 
 
@@ -53,13 +53,13 @@ class Rounds:
 
     def __init__(self, apart_ns: int) -> None:
         self.apart_ns, self.now_ns = apart_ns, 7 * SECOND
-        self.turnout, self.warnings = Participation(), list[str]()
+        self.participation, self.warnings = Participation(), list[str]()
 
     def merge(self, count: int, *members: int) -> None:
         for _ in range(count):
-            self.turnout.add(members, {0, 1})
+            self.participation.add(members, {0, 1})
             self.now_ns += self.apart_ns
-            if said := self.turnout.warning(self.now_ns):
+            if said := self.participation.warning(self.now_ns):
                 self.warnings.append(said)
 
 

@@ -121,7 +121,7 @@ def test_async_tp_that_is_not_enabled_says_off() -> None:
     tp = AsyncTp()
     tp.stepped()
     tp.close()
-    assert tp.said == "off"
+    assert tp.description == "off"
 
 
 def test_asked_for_in_vain_it_warns_and_notes_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +130,8 @@ def test_asked_for_in_vain_it_warns_and_notes_once(monkeypatch: pytest.MonkeyPat
     with pytest.warns(UserWarning, match="no effect; not active: there is no CUDA device"):
         tp = AsyncTp.enable(mlp(), note=lambda event: notes.append(pair(event)))
     tp.stepped()
-    assert tp.said == "not active: there is no CUDA device"
-    assert notes == [("async-tp", {"said": tp.said, "graphs": 0, "fused": 0})]
+    assert tp.description == "not active: there is no CUDA device"
+    assert notes == [("async-tp", {"description": tp.description, "graphs": 0, "fused": 0})]
     assert inductor._micro_pipeline_tp is False
 
 
@@ -151,7 +151,7 @@ def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AsyncTp, list
 
 def test_until_a_step_it_promises_nothing(switched_on: tuple[AsyncTp, list[object]]) -> None:
     tp, notes = switched_on
-    assert (tp.said, notes) == ("not active: no step yet", [])
+    assert (tp.description, notes) == ("not active: no step yet", [])
     assert inductor._micro_pipeline_tp is True
 
 
@@ -161,10 +161,10 @@ def test_async_tp_without_a_compiled_model_says_not_active(
     tp, notes = switched_on
     tp.stepped()
     tp.stepped()
-    assert tp.said.startswith("not active: nothing was compiled since mend_init")
+    assert tp.description.startswith("not active: nothing was compiled since mend_init")
     assert notes == [
-        {"kind": "async-tp", "said": tp.said, "graphs": 0, "fused": 0},
-        {"kind": "async-tp-in-vain", "said": tp.said},
+        {"kind": "async-tp", "description": tp.description, "graphs": 0, "fused": 0},
+        {"kind": "async-tp-in-vain", "description": tp.description},
     ], "in the log, not on stderr: training does not wait for who reads that"
 
 
@@ -178,10 +178,10 @@ def test_the_compiler_shows_its_graphs_and_a_model_without_collectives_has_no_pa
     model(torch.ones(2, 8)).sum().backward()
     assert tp.census.graphs >= 2
     tp.stepped()
-    assert "no matmul beside an all-gather" in tp.said
+    assert "no matmul beside an all-gather" in tp.description
     assert notes == [
-        {"kind": "async-tp", "said": tp.said, "graphs": tp.census.graphs, "fused": 0},
-        {"kind": "async-tp-in-vain", "said": tp.said},
+        {"kind": "async-tp", "description": tp.description, "graphs": tp.census.graphs, "fused": 0},
+        {"kind": "async-tp-in-vain", "description": tp.description},
     ]
 
 
@@ -197,8 +197,8 @@ def test_fused_operations_are_counted_by_what_they_are(
         each(forward)
         each(graph(fused.fused_all_gather_scaled_matmul.default, aten.mm.default))
     tp.stepped()
-    assert tp.said == "on: 3 fused matmul-collectives"
-    assert notes == [{"kind": "async-tp", "said": tp.said, "graphs": 2, "fused": 3}]
+    assert tp.description == "on: 3 fused matmul-collectives"
+    assert notes == [{"kind": "async-tp", "description": tp.description, "graphs": 2, "fused": 3}]
 
 
 def test_the_users_own_pass_comes_first_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_timeline_has_a_lane_per_rack_and_fragment_in_thousandths() -> None:
     ]  # fmt: skip
     ready, capture = made.lanes[0].pieces
     assert (capture.left, capture.width) == (0, 250)
-    assert capture.said == "rack 0, fragment 0, version 7: capture 1.0 s"
+    assert capture.tooltip == "rack 0, fragment 0, version 7: capture 1.0 s"
     assert ready.left + ready.width == PLACES, "a long wait at the end is cut where the rest ends"
     assert made.lanes[0].versions == ((0.0, 7),)
     assert made.phases == ("capture", "merge", "ready")

@@ -93,7 +93,7 @@ def test_reasons_are_whole_where_the_picture_may_take_more_lines() -> None:
 
 def test_how_many_racks_the_rounds_merged_is_a_line() -> None:
     said = "9 of 10 rounds merged 1 of 2 live racks"
-    assert f"of the newest: {said}" in drawn(replace(picture(), turnout=said))
+    assert f"of the newest: {said}" in drawn(replace(picture(), participation=said))
     assert not any("of the newest" in line for line in drawn(picture()))
 
 

@@ -32,7 +32,7 @@ POLL_S = 0.05
 LISTENS = "0A"
 """The state of a socket that listens, in /proc/net/tcp."""
 
-SAID_CHARS_MAX = 80
+COMMAND_CHARS_MAX = 80
 PF_EXITING, SIGKILL_BIT = 0x4, 1 << 8
 """A bit of the flags of a process, and one of the masks of its pending signals."""
 
@@ -130,8 +130,8 @@ def _is_dying(process: Path) -> bool:
 
 
 def _command(process: Path) -> str:
-    said = _read(process / "cmdline").replace("\0", " ").strip()
-    return said[:SAID_CHARS_MAX] or _read(process / "comm").strip()
+    command = _read(process / "cmdline").replace("\0", " ").strip()
+    return command[:COMMAND_CHARS_MAX] or _read(process / "comm").strip()
 
 
 def _processes(root: Path) -> list[Path]:

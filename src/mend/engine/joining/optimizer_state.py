@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mend.engine.hooks.step_hooks import HoldsParameters, held_by
-from mend.engine.joining.plain_data import Carried, Path, said
+from mend.engine.joining.plain_data import Carried, Path, describe_path
 from mend.errors import StateRefused
 from mend.fragment.shards import as_dtensor
 
@@ -52,7 +52,7 @@ def adopt(
     loaded = optimizer.state_dict()  # type: ignore[attr-defined]
     if place := first_difference((name,), state, loaded):
         raise StateRefused(
-            f"{said(place)} is not as it was at the donor once it is loaded: "
+            f"{describe_path(place)} is not as it was at the donor once it is loaded: "
             f"{_kind(optimizer)}.load_state_dict changes it"
         )
     return changed
@@ -119,7 +119,7 @@ def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
     if spread is None or str(spread.placements) != value.placements:
         has = "not sharded" if spread is None else str(spread.placements)
         raise StateRefused(
-            f"{said(path)} is sharded as {value.placements} at the donor, {has} here"
+            f"{describe_path(path)} is sharded as {value.placements} at the donor, {has} here"
         )
     whole = torch.Size(value.shape)
     stride = torch.empty(whole, device="meta", dtype=torch.float32).stride()

@@ -60,7 +60,7 @@ class Carried:
     placements: str = ""
 
 
-def said(path: Path) -> str:
+def describe_path(path: Path) -> str:
     """A place in a state dict, in words: `optimizer['state'][0]['exp_avg']`."""
     return str(path[0]) + "".join(f"[{part!r}]" for part in path[1:])
 
@@ -137,7 +137,9 @@ class Packing:
 
     def _plain(self, path: Path, value: object) -> object:
         if len(path) > DEPTH_MAX:
-            raise StateRefused(f"{said(path)} lies {len(path)} levels deep; {DEPTH_MAX} can travel")
+            raise StateRefused(
+                f"{describe_path(path)} lies {len(path)} levels deep; {DEPTH_MAX} can travel"
+            )
         if value is None or type(value) in (bool, str):
             return value
         if type(value) is int:
@@ -192,8 +194,8 @@ def _of_array(path: Path, value: Any) -> Tensor:
 def _refusal(path: Path, value: object, more: str = "") -> StateRefused:
     kind = type(value)
     return StateRefused(
-        f"{said(path)} is {more}a {kind.__module__}.{kind.__qualname__}, which cannot travel: "
-        "numbers, strings, bytes, lists, tuples, dicts, dense tensors and numpy arrays can"
+        f"{describe_path(path)} is {more}a {kind.__module__}.{kind.__qualname__}, which cannot "
+        "travel: numbers, strings, bytes, lists, tuples, dicts, dense tensors and numpy arrays can"
     )
 
 

@@ -234,8 +234,8 @@ class TrainerEnd(TrainerRounds):
         late = late_steps(self.member.rack, steps, self.policy.period_steps)
         if late:
             self._note(StepsLate(steps, late))
-        said = filter(None, (self._without(), self._dropped(), alone, late))
-        return Outcome("merged", "; ".join(said))
+        details = filter(None, (self._without(), self._dropped(), alone, late))
+        return Outcome("merged", "; ".join(details))
 
     def _without(self) -> str:
         """The racks whose newest work may be missing in the merged weights, in words."""

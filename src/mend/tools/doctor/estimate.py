@@ -56,10 +56,10 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:[,_]\d{3})+", re.ASCII)
 
 def params_of(text: str) -> int:
     """`1.5B`, `350M`, `124_000_000`: trained elements of the model. Raises ConfigError."""
-    said = text.strip().upper()
-    if _THOUSANDS.fullmatch(said):  # nothing else: `1,5B` is not 15B
-        said = said.replace("_", "").replace(",", "")
-    match = _PARAMS.fullmatch(said)
+    number = text.strip().upper()
+    if _THOUSANDS.fullmatch(number):  # nothing else: `1,5B` is not 15B
+        number = number.replace("_", "").replace(",", "")
+    match = _PARAMS.fullmatch(number)
     found = round(float(match[1]) * _UNITS[match[2]]) if match else 0
     if not 0 < found <= PARAMS_MAX:
         rule = "must be a number of parameters like 1.5B, 350M or 124000000"

@@ -89,13 +89,13 @@ class Chart:
     @property
     def summary(self) -> str:
         """What a reader hears who does not see the lines."""
-        said = [
+        texts = [
             f"{name} {value}"
             for column in (self.columns[0], self.columns[-1])
             for _, name, value in column.values
         ]
         half = len(self.columns[0].values)
-        first, last = ", ".join(said[:half]), ", ".join(said[half:])
+        first, last = ", ".join(texts[:half]), ", ".join(texts[half:])
         return f"{self.title}. At first: {first or 'no value'}. At last: {last or 'no value'}."
 
 
@@ -107,7 +107,7 @@ class Look:
     y_unit: tuple[float, str]
     heads: Sequence[str]
     """Of the columns."""
-    said: Callable[[float], str]
+    show: Callable[[float], str]
     from_zero: bool = True
     log: bool = False
     marks: Sequence[float] = ()
@@ -145,7 +145,7 @@ def _chart(
             float(right - left),
             head,
             tuple(
-                (each.colour, each.name, look.said(float(each.y[k])))
+                (each.colour, each.name, look.show(float(each.y[k])))
                 for each in series
                 if np.isfinite(each.y[k])
             ),
@@ -247,11 +247,11 @@ def _titled(name: str) -> str:
 def _caption(facts: RunFacts, name: str) -> str:
     curves = [each.curves[name] for each in facts.ranks.values() if name in each.curves]
     width = max((curve.width for curve in curves), default=1)
-    said = "Each rack's own batches. Faint: as recorded"
-    said += f", {width} values averaged per point" if width > 1 else ""
+    text = "Each rack's own batches. Faint: as recorded"
+    text += f", {width} values averaged per point" if width > 1 else ""
     odd = sum(curve.odd for curve in curves)
     more = f" {odd} values are NaN or infinite and are not drawn." if odd else ""
-    return said + "; bold: mean over the rack's ranks and over neighbours." + more
+    return text + "; bold: mean over the rack's ranks and over neighbours." + more
 
 
 def _over_tokens(
@@ -279,7 +279,7 @@ def _over_tokens(
             f"{short(x).strip()} tokens, {duration(max(0.0, s))}" if np.isfinite(x) else ""
             for x, s in zip(centres, times, strict=True)
         ],
-        said=lambda value: f"{value:#.4g}".rstrip("."),
+        show=lambda value: f"{value:#.4g}".rstrip("."),
         from_zero=False,
         log=positive and (name == "loss" or bool(fine.max() > LOG_RANGE * fine.min())),
     )
@@ -315,8 +315,8 @@ def progress_charts(facts: RunFacts) -> list[Chart]:
     many = int(np.clip(wall_s / STRETCH_S_MIN, 2, STRETCHES))
     edges = np.linspace(0.0, wall_s, many + 1)
     marks = _marks(facts)
-    said = " Dashed: a rack fell silent, came back or took over." if marks else ""
-    about = ("throughput", "Throughput", "Tokens per second of each rack, all its ranks." + said)
+    text = " Dashed: a rack fell silent, came back or took over." if marks else ""
+    about = ("throughput", "Throughput", "Tokens per second of each rack, all its ranks." + text)
     tokens = [_line(facts, rack, lambda p: p.tokens, edges) for rack in facts.racks]
     charts = [_over_time(about, edges, tokens, "tokens/s", marks)]
     if facts.exchange:
@@ -358,7 +358,7 @@ def _over_time(
         x_unit=(unit_s, f"time ({of_time})"),
         y_unit=(divisor, _joined(prefix, unit)),
         heads=[f"{duration(a)} to {duration(b)}" for a, b in itertools.pairwise(edges)],
-        said=lambda v: f"{v:.2f} %" if percent else _joined(short(v), unit),
+        show=lambda v: f"{v:.2f} %" if percent else _joined(short(v), unit),
         marks=marks,
     )
     return _chart(names, edges, series, look)

@@ -134,7 +134,7 @@ class RunFacts:
     fragments: set[int] = field(default_factory=set)
     """Fragments of weights."""
     closings: Counter[Closing] = field(default_factory=Counter)
-    turnout: Counter[tuple[int, int]] = field(default_factory=Counter)
+    participation: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(racks merged, racks that lived) -> rounds."""
     merged: Counter[int] = field(default_factory=Counter)
     """rack -> rounds that it was merged in."""
@@ -472,7 +472,7 @@ class Gathering:
         racks = {share.rack for share in commit.members if share.rack < WITNESS}
         facts.strip.add(racks)
         if commit.live:
-            facts.turnout[len(racks), max(len(racks), commit.live)] += 1
+            facts.participation[len(racks), max(len(racks), commit.live)] += 1
         facts.merged.update(racks)
         if commit.moments:
             facts.moment_rounds += 1

@@ -50,7 +50,7 @@ class Cell:
 
     share: float
     rounds: int
-    said: str
+    tooltip: str
 
 
 def participation(facts: RunFacts, rack: int) -> list[Cell]:
@@ -70,7 +70,7 @@ class Piece:
     phase: str
     left: float
     width: float
-    said: str
+    tooltip: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ def timeline(rounds: Rounds, begin_ns: int) -> Timeline | None:
     def piece(bar: Bar) -> Piece:
         left = place(bar.begin_ns)
         took = duration((bar.end_ns - bar.begin_ns) / SECOND)
-        said = (
+        tooltip = (
             f"rack {bar.rack}, fragment {bar.fragment}, version {bar.version}: {bar.phase} {took}"
         )
-        return Piece(bar.phase, left, round(place(bar.end_ns) - left, 2), said)
+        return Piece(bar.phase, left, round(place(bar.end_ns) - left, 2), tooltip)
 
     made, racks = [], set[int]()
     for (rack, fragment), own in shown.items():

@@ -183,23 +183,25 @@ def _agreed(facts: RunFacts) -> Iterator[str]:
     along = momentum_cosine(facts)
     if along is None:
         return
-    said = (
+    finding = (
         f"The deltas have a cosine of {along:.2f} with the outer momentum, by the balance of their "
         f"signs in {facts.balances[0]} rounds"
     )
     part = momentum_noise(cosine, along)
     if part is None:
-        yield f"{said}, more than two racks have in common: each goes on in a direction of its own"
+        yield (
+            f"{finding}, more than two racks have in common: each goes on in a direction of its own"
+        )
     else:
         yield (
-            f"{said}: {part:.0%} of its squared length is not along what the racks have in common, "
-            "so noise of earlier merges or a direction that is over"
+            f"{finding}: {part:.0%} of its squared length is not along what the racks have in "
+            "common, so noise of earlier merges or a direction that is over"
         )
 
 
 def _racks(facts: RunFacts) -> int:
     """The usual number of racks in a round."""
-    merged = [racks for (racks, _), count in facts.turnout.items() for _ in range(count)]
+    merged = [racks for (racks, _), count in facts.participation.items() for _ in range(count)]
     return median_high(merged) if merged else len(facts.racks)
 
 
@@ -253,8 +255,8 @@ def _pulled_apart(facts: RunFacts) -> str:
 
 
 def _not_together(facts: RunFacts, settings: Mapping[str, object], stall_share: float) -> str:
-    turnout = list(facts.turnout.elements())
-    if 2 * short_of(turnout) > len(turnout):
+    participation = list(facts.participation.elements())
+    if 2 * short_of(participation) > len(participation):
         return "grace_window_ms (longer): most rounds miss a rack that lived"
     if stall_share > STALLED:
         codec = settings.get("codec")

@@ -137,8 +137,8 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
             merged += ", those of before it was resumed included"
         fine = None if late or earlier else share > 0.99
         answers.append(Verdict("Work merged", merged, fine))
-    if facts.turnout:
-        rounds = list(facts.turnout.elements())
+    if facts.participation:
+        rounds = list(facts.participation.elements())
         enough = 2 * short_of(rounds) <= len(rounds) or None
         answers.append(Verdict("Racks in a round", describe_rounds(rounds), enough))
     slow = [

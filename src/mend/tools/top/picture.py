@@ -118,7 +118,7 @@ class Picture:
     notices: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     """Addresses that do not answer, with the reason."""
-    turnout: str = ""
+    participation: str = ""
     """How many of the live racks the recent rounds merged, in words."""
     data: dict[str, int | str] | None = None
     """Rows of the data ledger: done, open, left, given_again; and the epoch."""
@@ -145,7 +145,7 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
         coordinator=rack_name(first.coordinator),
         **{name: getattr(first, name) for name in TAKEN_OVER},
         closed_by=next((each.closed_by for each in doings if each.closed_by), ""),
-        turnout=next((each.turnout for each in doings if each.turnout), ""),
+        participation=next((each.participation for each in doings if each.participation), ""),
         data=structs.asdict(first.data) if first.data is not None else None,
         racks=tuple(racks),
         rounds=tuple(

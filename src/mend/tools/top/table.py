@@ -83,8 +83,8 @@ def _head(picture: Picture) -> list[Text]:
     rounds = f"{picture.commits} rounds committed"
     about.append(f"{rounds}, last: {picture.closed_by}" if picture.closed_by else rounds)
     lines = [_line(title), _line(Text("  ".join(about), "dim"))]
-    if picture.turnout:
-        lines.append(_line(Text(f"of the newest: {picture.turnout}", "dim")))
+    if picture.participation:
+        lines.append(_line(Text(f"of the newest: {picture.participation}", "dim")))
     if picture.data is not None:
         lines.append(_line(Text(_data(picture.data), "dim")))
     return lines

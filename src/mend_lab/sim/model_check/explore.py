@@ -173,18 +173,18 @@ class Explorer(Search[State, Action]):
 
     def _outcome(self, state: State, after: State, action: Action, term: Term) -> str:
         """What the step changed in the replica or the log that it was about."""
-        world, said = self.world, ""
+        world, text = self.world, ""
         if action.what == "append":
             vote = world.parts.voters[after.nodes[action.who].acceptor]
             shot = world.parts.logs[vote.log]
-            said += f": has {self._records(shot.records)}, {shot.decided} decided"
+            text += f": has {self._records(shot.records)}, {shot.decided} decided"
         elif action.what in ("win", "learn", "count", "commit", "roster", "propose"):
             before = world.parts.proposers[state.nodes[term.owner].proposer]
             now = world.parts.proposers[after.nodes[term.owner].proposer]
             if now.log != before.log:
                 shot = world.parts.logs[now.log]
-                said += f": has {self._records(shot.records)}, {shot.decided} decided"
-        return said
+                text += f": has {self._records(shot.records)}, {shot.decided} decided"
+        return text
 
     def _records(self, numbers: tuple[int, ...]) -> str:
         return "[" + " ".join(word(self.world.parts.records[n]) for n in numbers) + "]"

@@ -548,7 +548,7 @@ def play(world: ModelWorld, sentences: Sequence[str], start: State | None = None
     """The state after these steps; each is the first one whose sentence begins like this."""
     state = start or world.start()
     for sentence in sentences:
-        states = (after for said, after in world.steps(state) if said.startswith(sentence))
+        states = (after for step, after in world.steps(state) if step.startswith(sentence))
         after = next(states, "it cannot happen")
         if isinstance(after, str):
             raise ValueError(f"{sentence!r}: {after}")

@@ -71,8 +71,8 @@ class ModelWorld(founding.ModelWorld):
         for p, version in enumerate(committed.versions):
             here = any(each.held[p] == version for each in state.nodes)
             if its.held[p] < version and here:
-                said = f"{name(who)} copies version {version} of fragment {p}"
-                yield said, partial(self._copy, state, node, p, version)
+                step = f"{name(who)} copies version {version} of fragment {p}"
+                yield step, partial(self._copy, state, node, p, version)
 
     def _copy(self, state: State, node: int, fragment: int, version: int) -> State:
         its = state.nodes[node]
@@ -80,7 +80,7 @@ class ModelWorld(founding.ModelWorld):
         return self._report_state(self._put(state, node, its._replace(held=held)), node)
 
     def _hear(self, state: State, node: int, sent: SentOrders, late: bool, prev: int) -> Act:
-        said, act = super()._hear(state, node, sent, late, prev)
+        step, act = super()._hear(state, node, sent, late, prev)
 
         def read() -> State | None:
             after = act()
@@ -88,7 +88,7 @@ class ModelWorld(founding.ModelWorld):
                 return after
             return self._read(after, node)
 
-        return said, read
+        return step, read
 
     def _read(self, state: State, node: int) -> State:
         """The ranks of a rack read what is decided, where its leader passes it on: what they have
@@ -138,8 +138,8 @@ class ModelWorld(founding.ModelWorld):
                 (self.member(state, each), its.held) for each, its in enumerate(state.nodes)
             )
             for number in self.proposals(right, held):
-                said = f"{who} appends {word(self.records[number])}"
-                yield said, partial(self._roster, state, node, number)
+                step = f"{who} appends {word(self.records[number])}"
+                yield step, partial(self._roster, state, node, number)
 
     def _merges(self, state: State, node: int) -> Iterator[Act]:
         """A commit of every fragment, by each set of racks that holds the version before and is
@@ -157,8 +157,8 @@ class ModelWorld(founding.ModelWorld):
             for places in subsets(able) if p not in busy else ():
                 if hold({self.member(state, place) for place in places}, log.voters):
                     racks = ",".join(str(self.racks[place]) for place in places)
-                    said = f"{who} appends version {version + 1} of fragment {p} by {racks}"
-                    yield said, partial(self._merge, state, node, p, places)
+                    step = f"{who} appends version {version + 1} of fragment {p} by {racks}"
+                    yield step, partial(self._merge, state, node, p, places)
 
     def _merge(self, state: State, node: int, fragment: int, places: tuple[int, ...]) -> State:
         right, used = state.nodes[node].right, state.used

@@ -119,13 +119,13 @@ def proposals(
     others = [rack for rack in sorted(lives) if rack != leader]
     rosters: list[Roster] = []
     for states in product(("live", "silent", "long"), repeat=len(others)):
-        said = dict(zip(others, states, strict=True)) | {leader: "live"}
-        lively = {rack for rack in lives if said[rack] == "live"}
+        seen = dict(zip(others, states, strict=True)) | {leader: "live"}
+        lively = {rack for rack in lives if seen[rack] == "live"}
         live = frozenset(r for r in seats if r in lively and lives[r] == seats[r])
         back = {rack: lives[rack] for rack in lively - live if lives[rack] not in log.former}
         views = {}
         for rack, member in seats.items():
-            long = rack not in live and said.get(rack) == "long"
+            long = rack not in live and seen.get(rack) == "long"
             none = (-1,) * len(log.versions)
             reported = report(held.get(member, none)) if rack != WITNESS else None
             views[rack] = MemberView(member, 0, LONG_AGO_NS if long else NOW_NS, reported)

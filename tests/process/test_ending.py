@@ -306,11 +306,15 @@ def test_rack_started_again_while_the_others_leave_trains_nothing_twice(jobs: Jo
     """It had the merged weights and step 0, and its script trained the whole job again, alone."""
     job = jobs(racks=3)
     release, ended = job.gate("release"), [job.gate("ended0"), job.gate("ended1")]
+    never = job.gate("never")
     options: dict[str, Any] = {"steps": 24, "config": {**CONFIG, "shutdown_timeout_s": 60}}
     for rack in (0, 1):
         leaves = [["hold_offers", 1 - rack, release], ["touch", ended[rack]]]
         job.start(rack, **options, at={"end": leaves})
-    job.start(2, **options, at={"12": [["gate", job.gate("never")]]})
+    # A version that only one of the others has keeps a rack from getting its seat back; so rack 2,
+    # which is killed, decides none of their offers.
+    holds = [["hold_offers", rack, never] for rack in (0, 1)]
+    job.start(2, **options, at={"4": holds, "12": [["gate", never]]})
     for path in ended:
         until(Path(path).exists, lambda: f"racks 0 and 1 train\n{job.stacks()}")
     job.kill(2)

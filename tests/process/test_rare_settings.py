@@ -39,7 +39,7 @@ def test_rack_that_is_started_again_without_attestation_begins_no_lineage(jobs: 
     job.kill(0)
     job.event(1, "stands")
     job.start(0, env={START_GATE: job.gate("never")}, **options)
-    nobody = "rack 1 knows this job, in which a former life of this rack has a seat, and no member"
+    nobody = "rack 1 knows this job, in which a former life of this rack has a seat. It keeps"
     until(
         lambda: any(nobody in str(event["for"]) for event in job.events(0, kind="waiting")),
         lambda: f"rack 0 waits for a person\n{job.stacks()}",

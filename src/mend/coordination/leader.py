@@ -259,8 +259,9 @@ class Leader:
         if self.asker is not None and begins_alone:
             who = rack_name(self.asker)
             return (
-                f"{who} knows this job, in which a former life of this rack has a seat, and no "
-                "member leads it: restart every silent rack, or retire it (mend retire)"
+                f"{who} knows this job, in which a former life of this rack has a seat. It keeps "
+                "the seat while no member leads the job (restart every silent rack, or retire it: "
+                "mend retire), and while a version is on its way to the last rack that needs it"
             )
         if self.orders is None:
             return (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mend.determinism import digest, enable, optimizer_digest, weight_digest
 from tests.frameworks.jobs import LIMIT_S, ends, launch
 
 pytestmark = pytest.mark.timeout(3 * LIMIT_S)  # several jobs, each of which imports a framework
@@ -91,3 +92,57 @@ def test_fit_that_an_exception_ended_has_left_and_runs_again(tmp_path: Path) -> 
             trainer.fit(module, loader)
     assert callback.status is not None
     assert callback.status.step == 8
+
+
+def twin(device: str, seed: int, folder: Path) -> list[str]:
+    """Digests of weights, optimizer, schedule and best metric after two epochs."""
+    import lightning.pytorch as pl
+    import torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch import nn
+
+    class Classifier(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(
+                nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 4)
+            )
+
+        def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+            self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self) -> dict[str, object]:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
+            return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    with enable(seed):
+        module, best = Classifier(), ModelCheckpoint(dirpath=folder, monitor="val_loss")
+        rows = torch.utils.data.TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
+        loaders = [
+            torch.utils.data.DataLoader(rows, batch_size=8, shuffle=shuffle)
+            for shuffle in (True, False)
+        ]
+        trainer = pl.Trainer(
+            accelerator={"cuda": "gpu"}.get(device, device), devices=1, max_epochs=2, logger=False,
+            enable_progress_bar=False, enable_model_summary=False, callbacks=[best],
+        )  # fmt: skip
+        trainer.fit(module, *loaders)
+        assert best.best_model_score is not None
+        schedule = trainer.lr_scheduler_configs[0].scheduler
+        return [
+            weight_digest(module), optimizer_digest(trainer.optimizers[0]),
+            digest(schedule.state_dict()), digest(best.best_model_score),
+        ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice on loaders
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_fit_made_twice_has_the_same_bits_to_its_best_metric(device: str, tmp_path: Path) -> None:
+    first = twin(device, 7, tmp_path / "first")
+    assert twin(device, 7, tmp_path / "second") == first
+    other = twin(device, 8, tmp_path / "other")
+    assert [a == b for a, b in zip(first, other, strict=True)] == [False, False, True, False]

@@ -39,7 +39,7 @@ quality-table: $(STAMP) ## compare merged models of small problems with a rack a
 	$(BIN)/python -m benchmarks.small_problems --processes
 
 golden: $(STAMP) ## write what errors and warnings say in tests into golden.json beside them; ARGS=tests/unit/config
-	GOLDEN=1 $(PYTEST) -q $(ARGS)
+	GOLDEN=1 $(PYTEST) -q $(ARGS) -n 0
 
 release-check: $(RELEASE)/stamp ## build wheel and sdist into dist, check them, and try the wheel with every Python and torch that can be had here
 	rm -rf dist

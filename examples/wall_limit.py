@@ -1,6 +1,6 @@
 """Stops before a time limit, or at SIGTERM or SIGUSR1, with a checkpoint of the whole job; the next
 start goes on from it: `mend launch --racks 2 examples/wall_limit.py --limit-s 10`, as often as you
-like.
+like. With `--nproc-per-rack 2` the ranks of a rack share its model (DDP).
 
 Under Slurm: examples/slurm/wall_limit.sbatch. The page: docs/checkpoints.md.
 """
@@ -8,12 +8,14 @@ Under Slurm: examples/slurm/wall_limit.sbatch. The page: docs/checkpoints.md.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import threading
 import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import mend
 
@@ -34,22 +36,27 @@ def main() -> None:
         signal.signal(number, lambda *_: stop.set())
 
     truth = torch.randn(32, 1, generator=torch.Generator().manual_seed(0))
-    model = torch.nn.Linear(32, 1, bias=False)
+    model: torch.nn.Module = torch.nn.Linear(32, 1, bias=False)
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     config = mend.MendConfig(sync_period_steps=20, overlap_steps=5, fragments=1)
     rack = config.rack_number
-    chance = torch.Generator().manual_seed(1 + rack)  # what this rack draws its data with
+    chance = torch.Generator().manual_seed(1 + rack * ranks + rank)  # draws this rank's data
+    own = f"script-{rank}.pt"  # the ranks of a rack share a folder
     found = mend.newest_checkpoint(given.folder)
     if found is not None:
-        state = torch.load(found / f"rack-{rack}" / "script.pt", weights_only=True)
+        state = torch.load(found / f"rack-{rack}" / own, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         chance.set_state(state["chance"])
 
     def save(path: Path) -> None:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**state, "chance": chance.get_state()}, path / "script.pt")
+        torch.save({**state, "chance": chance.get_state()}, path / own)
 
     stopped = False
     with mend.session(model, config, optimizer, resume=found) as runtime:
@@ -68,7 +75,12 @@ def main() -> None:
                 break
 
     status = runtime.status()
-    error = (model.weight.detach().T - truth).norm() / truth.norm()
+    if ranks > 1:
+        dist.destroy_process_group()
+    if rank > 0:
+        return
+    (weight,) = model.parameters()
+    error = (weight.detach().T - truth).norm() / truth.norm()
     print(
         f"rack={status.rack} step={status.step} versions={','.join(map(str, status.versions))} "
         f"digest={status.anchor_digest} error={error:.4f}{' (stopped)' if stopped else ''}"

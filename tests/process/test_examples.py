@@ -99,12 +99,12 @@ def test_a_time_limit_stops_all_racks_with_a_checkpoint_and_the_next_run_goes_on
 ) -> None:
     """Each rack looks at its own clock; they meet in the checkpoint."""
     folder = ("--folder", str(tmp_path))
-    first = launched(nursery.python, "wall_limit.py", "--limit-s", "1", *folder, ranks=1)
+    first = launched(nursery.python, "wall_limit.py", "--limit-s", "1", *folder)
     (cut,) = tmp_path.iterdir()
     steps = [json.loads((cut / f"rack-{r}/manifest.json").read_bytes())["step"] for r in (0, 1)]
     assert [end.step for end in first] == steps
     last = ("--steps", str(max(steps) + 100))
-    agree(launched(nursery.python, "wall_limit.py", *last, *folder, ranks=1), max(steps) + 100)
+    agree(launched(nursery.python, "wall_limit.py", *last, *folder), max(steps) + 100)
     assert list(tmp_path.iterdir()) == [cut]
 
 

@@ -647,7 +647,7 @@ class RoundsShort(WarningEvent, frozen=True, tag="rounds-short"):
 
     says = "{of_the_last}"
     remedy = (
-        "a longer overlap_steps or grace_window_ms, codec='bfloat16', or lockstep=True; "
+        "a longer overlap_steps or grace_window_ms, codec='int4', or lockstep=True; "
         "see docs/tuning.md, Are the racks merged together"
     )
     of_the_last: str

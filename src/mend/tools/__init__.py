@@ -142,7 +142,7 @@ def demo_command(
         "runs/demo"
     ),
 ) -> None:
-    """Train a small GPT on two racks over a slowed link. Four minutes on 2 cores, no GPU.
+    """Train a small GPT on two racks over a slowed link. Two minutes on 2 idle cores, no GPU.
 
     Start here to see mend work. The text is the source code of Python. Four runs differ only in the
     exchange: none, blocking, overlapped, and overlapped without lockstep over a link whose delays

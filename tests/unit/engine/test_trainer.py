@@ -747,6 +747,7 @@ def test_local_weights_are_a_copy_and_can_be_put_back() -> None:
 # -------------------------------------------------------------- a checkpoint behind a snapshot
 
 OURS = CheckpointRecord(1, "one", "ab" * 32, (0, 1))
+ALONE = replace(OURS, racks=(1,))
 
 
 def snapshot(hand: Hand, *records: Record) -> Callable[[], None]:
@@ -779,12 +780,30 @@ def test_a_snapshot_says_at_once_that_a_checkpoint_was_made_without_this_rack() 
     hand = Hand()
     begin(hand)
     began_ns = hand.now_ns
-    alone = CheckpointRecord(1, "one", "ab" * 32, (1,))
-    for found in (alone, replace(alone, written=True)):
+    for found in (ALONE, replace(ALONE, written=True)):
         with pytest.raises(CheckpointError, match="'one' was made without rack 0"):
             run_with(hand, hand.barrier.cut("one", 60 * SECOND), snapshot(hand, merged(1), found))
         hand.published.of(CheckpointRecords).begun = None
+        hand.published.of(CheckpointRecords).answered = 0
     assert hand.now_ns == began_ns, "it waited until the time was over"
+
+
+@pytest.mark.parametrize("missed", [True, False], ids=["while it trained", "before it trained"])
+def test_checkpoint_without_this_rack_concerns_no_later_call_of_the_same_name(missed: bool) -> None:
+    """`checkpoint_state` gives all of its checkpoints one name: a rack that had joined, or had been
+    silent once, refused every one from then on."""
+    hand = Hand()
+    old = snapshot(hand, ALONE)
+    if not missed:
+        old()
+    hand.published.begin_to_train()
+    if missed:
+        with pytest.raises(CheckpointError, match="'one' was made without rack 0"):
+            run_with(hand, hand.barrier.cut("one", 60 * SECOND), old)
+    next_one = replace(OURS, number=2)
+    cut = hand.barrier.cut("one", 60 * SECOND)
+    run_with(hand, cut, snapshot(hand, ALONE, replace(ALONE, written=True), next_one))
+    assert hand.published.of(CheckpointRecords).answered == 2
 
 
 def test_a_rack_that_has_what_was_decided_before_a_checkpoint_takes_part_behind_a_snapshot() -> (

@@ -24,6 +24,12 @@ class CheckpointRecords(PublishedSlice):
     """(the newest one, the decided version of every fragment before it)."""
     written: CheckpointRecord | None = None
     """The newest one that all its racks have written."""
+    answered = 0
+    """Number of the newest one that a call was about, or that was made before this rank trained. A
+    later one without this rack was made while it was silent."""
+
+    def training_begins(self) -> None:
+        self.answered = self.begun[0].number if self.begun else 0
 
     def decided(self, record: Record) -> None:
         if isinstance(record, CheckpointRecord) and record.written:
@@ -69,6 +75,7 @@ class CheckpointBarrier:
                 lambda: self._mark(name, before) is not None, deadline_ns, name
             )
             mark, versions = require(self._mark(name, before), "a rank has not read the mark")
+            self._records.answered = mark.number
             if self._rack not in mark.racks:
                 raise CheckpointError(
                     f"checkpoint {name!r} was made without rack {self._rack}, which was silent then"
@@ -132,13 +139,13 @@ class CheckpointBarrier:
             self._post(BarrierChanged(""))
 
     def _mark(self, name: str, before: int) -> tuple[CheckpointRecord, tuple[int, ...]] | None:
-        """The checkpoint of this name, if its number is above `before`, or it is without this
-        rack."""
+        """The checkpoint of this name, if its number is above `before`, or it was made without this
+        rack and no call has been told."""
         mark = self._records.begun
         if mark is None or mark[0].name != name:
             return None
-        without = self._rack not in mark[0].racks
-        return mark if without or mark[0].number > before else None
+        missed = self._rack not in mark[0].racks and mark[0].number > self._records.answered
+        return mark if missed or mark[0].number > before else None
 
     def _newest_mark(self) -> tuple[int, bool]:
         """(number of the newest checkpoint, whether all its racks have written it)."""

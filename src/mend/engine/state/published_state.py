@@ -143,6 +143,9 @@ class PublishedSlice:
     def changed(self) -> threading.Condition:
         return self._published.changed
 
+    def training_begins(self) -> None:
+        """The training thread leaves `begin`. Under the lock."""
+
     def decided(self, record: Record) -> None:
         """Take a committed record. Loop thread, under the lock."""
 
@@ -297,6 +300,8 @@ class PublishedState:
         """The training thread leaves `begin`: clear a JobLost, as all bytes are here."""
         with self.changed:
             self.trains = True
+            for each in self._slices.values():
+                each.training_begins()
             if isinstance(self.failure, JobLost):
                 self.failure = None
 

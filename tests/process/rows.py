@@ -41,9 +41,20 @@ class Options:
     resume: str = ""
     drop_last: bool = False
     uncounted: bool = False
+    optimizers: str = "given"
+    """found: mend_init is given none; two: the first of two given ones steps last."""
     unequal: bool = False
     stop: int = 1 << 40
     """The loop ends after this step."""
+
+
+def optimizers_of(options: Options, model: torch.nn.Module, optimizer: Any) -> tuple[Any, Any]:
+    """(those that mend_init is given, a call that makes a step)."""
+    if options.optimizers != "two":
+        return (optimizer if options.optimizers == "given" else None), optimizer.step
+    first, *others = model.parameters()
+    two = [torch.optim.SGD(each, lr=0.05) for each in ([first], others)]
+    return two, lambda: [each.step() for each in reversed(two)]
 
 
 def run(options: Options, result: dict[str, Any]) -> None:
@@ -54,6 +65,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
         torch.distributed.init_process_group("gloo")
         wrapped = train.spread(model, "ddp", "cpu")
     optimizer = train.optimizer_of(model)
+    given, make_step = optimizers_of(options, model, optimizer)
     if options.resume:
         found = mend.newest_checkpoint(options.resume)
         assert found is not None
@@ -69,19 +81,19 @@ def run(options: Options, result: dict[str, Any]) -> None:
     resume = options.resume or None
     with (
         Path(options.lines.format(rank=rank)).open("w") as lines,
-        mend.session(wrapped, config, optimizer, ledger=ledger, resume=resume) as runtime,
+        mend.session(wrapped, config, given, ledger=ledger, resume=resume) as runtime,
     ):
         if "0" in options.holds:
             await_file(options.holds["0"])
         loader = DataLoader(rows, options.batch, sampler=ledger, drop_last=options.drop_last)
         result["begins"] = ledger.epoch
         for numbers, batch in (each for _ in range(ledger.epoch, ledger.epochs) for each in loader):
-            optimizer.zero_grad()
+            model.zero_grad()
             wrapped(batch).square().mean().backward()
             taken = len(numbers) - (options.unequal and rank)
             if not options.uncounted:
                 runtime.count_rows(taken)
-            optimizer.step()
+            make_step()
             step = runtime.status().step
             lines.write(json.dumps([step, numbers.tolist()]) + "\n")
             lines.flush()
@@ -89,7 +101,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
             if hold:
                 await_file(hold)
             time.sleep(options.pace_ms / 1000)
-            if step == options.cut:
+            if 0 < step == options.cut:
                 save = [Path(options.cuts) / f"step-{step}"]
                 runtime.checkpoint(save[0], lambda at: train.save(model, optimizer, "", False, at))
                 result["cut"] = asdict(runtime.status())["data"]

@@ -91,6 +91,8 @@ class CountedSteps:
     def count_by_hand(self, tokens: int | None) -> None:
         """Count a step for a call of `Runtime.step`."""
         waiting = self._hooks.count_by_hand()
+        if self._ledger is not None:
+            self._ledger.unite()
         for more in (waiting, tokens):
             if more is not None:
                 self.count_tokens(more)
@@ -108,6 +110,8 @@ class CountedSteps:
         overwritten; None: they may. From here on only mend writes to them. Raises what a step
         raises."""
         self.go_on()
+        if self._ledger is not None:
+            self._ledger.count(0)  # another optimizer's last step may be counted as one of its own
         self._hooks.flush_last()
         try:
             self._rank.before_capture()
@@ -150,6 +154,8 @@ class CountedSteps:
 
     def _found(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the optimizer that trains the model, as none was given."""
+        if self._ledger is not None:
+            self._ledger.hold()  # this step is counted at the next one
         name, parameters = type(optimizer).__name__, len(held_by(optimizer))
         self._rank.recorder.note(OptimizerFound(name, parameters, self._exchanged))
 

@@ -80,6 +80,27 @@ def test_second_iteration_goes_on_behind_the_counted_rows() -> None:
     assert next(iter(ledger)) == 4, "rows 4 and 5 were fetched ahead, and not trained"
 
 
+def test_rows_of_a_step_that_waits_stay_with_it() -> None:
+    fed = Fed()
+    fed.gives((0, 10))
+    ledger = fed.ledger(range(10))
+    rows = iter(ledger)
+    assert [next(rows) for _ in range(6)] == list(range(6))
+    ledger.count(4)
+    ledger.hold()
+    assert next(iter(ledger)) == 4, "the rows of the step that waits are given again"
+    ledger.count(1)
+    assert [ledger.stepped(), ledger.stepped()] == [4, 1]
+    ledger.hold()
+    with pytest.raises(UsageError, match="without runtime"):
+        ledger.stepped()
+    ledger.count(2)
+    ledger.hold()
+    ledger.count(1)
+    ledger.unite()
+    assert ledger.stepped() == 3
+
+
 def test_step_without_count_or_with_too_many_rows_is_refused() -> None:
     fed = Fed()
     fed.gives((0, 10))

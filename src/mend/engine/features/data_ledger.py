@@ -218,6 +218,8 @@ class DataLedger(Sampler[int]):
         """Rows that this rank's sampler has given so far."""
         self._counted: int | None = None
         """Rows of the step that is being made."""
+        self._waiting: list[int | None] = []
+        """Rows of the step that has ended and is not counted yet."""
         self._feed: UnitFeed | None = None
         self._next: int | None = None
         """Epoch of the next iterator; None: that of the first unit."""
@@ -248,7 +250,7 @@ class DataLedger(Sampler[int]):
         """Give out the rows of this rank from now on. `drive`: runs a generator of the trainer."""
         self._feed, self._rank, self._ranks, self._drive = feed, rank, ranks, drive
         self._units = self.rows // ranks
-        self.handed, self._counted = feed.trainer.units, None
+        self.handed, self._counted, self._waiting = feed.trainer.units, None, []
         self._next, self._ended = None, 0
 
     @property
@@ -281,10 +283,24 @@ class DataLedger(Sampler[int]):
         """Count rows of the step that is being made. Several calls add up."""
         self._counted = rows if self._counted is None else self._counted + rows
 
+    def hold(self) -> None:
+        """The step has ended and will be counted later: what is counted from now on is the next
+        one's."""
+        self._waiting, self._counted = [self._counted], None
+
+    def unite(self) -> None:
+        """The step that waits is counted as one with the step that is being made."""
+        for rows in self._waiting:
+            self.count(rows or 0)
+        self._waiting = []
+
     def stepped(self) -> int:
-        """The rows of the step that ends, as the script counted them. Raises UsageError if it did
-        not count them, or counted more than the sampler has given."""
-        rows, self._counted = self._counted, None
+        """The rows of the step that is counted, as the script counted them. Raises UsageError if it
+        did not count them, or counted more than the sampler has given."""
+        if self._waiting:
+            rows = self._waiting.pop()
+        else:
+            rows, self._counted = self._counted, None
         taken = self._fed().trainer.units
         if rows is None:
             raise UsageError(
@@ -305,7 +321,8 @@ class DataLedger(Sampler[int]):
 
     def _position(self) -> int:
         """The position of the first row that no step has taken, nor the one that is being made."""
-        return self._fed().trainer.units + (self._counted or 0)
+        uncounted = sum(rows or 0 for rows in (*self._waiting, self._counted))
+        return self._fed().trainer.units + uncounted
 
     def _unit(self, position: int) -> int | None:
         """The unit at this position; None: the rack gets no more."""

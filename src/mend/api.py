@@ -351,8 +351,9 @@ class Runtime:
         """Wait until every own offer is merged or dropped and everything decided is applied.
 
         All ranks of a rack call it together. Raises GaveUp after `timeout_s` seconds; nothing is
-        lost then.
+        lost then. Raises UsageError inside `anchor_weights`, whose end would undo what is applied.
         """
+        self._refuse_borrowed("drain")
         with self._steps.writes.aside(), self._rank.untimed():
             self._steps.go_on()
             limit_ns = _limit_ns("drain", timeout_s)
@@ -595,17 +596,26 @@ class Runtime:
                 "shutdown() was called in a forked process; call it in the process that trains"
             )
         if self._last is None:
+            self._refuse_borrowed("mend_shutdown")
             try:
                 self._settle_checkpoint()
                 self._close(keep_local)
                 self._last = self._status()
                 self._unhook()
-                self._rank.close()
+                if self._last.outcome not in (
+                    "diverged",
+                    "failed",
+                ):  # the others cannot wait for it
+                    self._rank.close()
             except BaseException as error:  # Ctrl-C
                 self._leave(Outcome("aborted", type(error).__name__))
                 raise
             self._leave(Outcome("aborted"))
         return require(self._last, "a rack that has left has a status")
+
+    def _refuse_borrowed(self, call: str) -> None:
+        if self._steps.borrowed:
+            raise UsageError(f"{call}() inside `with runtime.anchor_weights()`")
 
     def _settle_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written: the other racks need this rank for it."""
@@ -653,8 +663,9 @@ class Runtime:
         with signals.held():
             self._unhook()
             if self._last is None:
-                if self._trainer.outcome.word == "running":
-                    self._trainer.outcome = outcome
+                for part in self._rank.parts:
+                    if part.trainer.outcome.word == "running":
+                        part.trainer.outcome = outcome
                 self._last = self._status()
             self._finalizer.detach()
             self._async_tp.close()

@@ -331,8 +331,9 @@ def test_the_merged_weights_can_be_looked_at_and_are_put_back(
             merged = [p.detach().clone().float().reshape(-1) for p in model.parameters()]
             assert flat_bits(model) != own
             backward(model, 16)
-            with pytest.raises(UsageError, match="inside"):
-                optimizer.step()
+            for call in (optimizer.step, runtime.shutdown, lambda: runtime.drain(1)):
+                with pytest.raises(UsageError, match="inside"):
+                    call()
         assert flat_bits(model) == own
         with pytest.raises(ZeroDivisionError), runtime.anchor_weights():
             raise ZeroDivisionError

@@ -152,7 +152,8 @@ class TrainerEnd(TrainerRounds):
             fragment = sound.index(0)
             raise self._diverged(fragment, unsound[fragment])
         unmerged = self.open_tokens()
-        idle = max((t.unweighed_steps(self.step, self.tokens) for t in self.weights), default=0)
+        steps = [state.unweighed_steps(self.step, self.tokens) for state in self.weights]
+        idle = max(steps, default=0) if self._weighs else 0  # of several parts one counts tokens
         behind = self.published.job.over and not self._reached()
         minus_most, minus_behind = yield from self.agree_and_apply(
             [], [-unmerged - idle, -int(behind)]

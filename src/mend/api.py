@@ -602,10 +602,8 @@ class Runtime:
                 self._close(keep_local)
                 self._last = self._status()
                 self._unhook()
-                if self._last.outcome not in (
-                    "diverged",
-                    "failed",
-                ):  # the others cannot wait for it
+                # One that failed has not said that it leaves, so the job cannot end with it.
+                if self._last.outcome not in ("diverged", "failed"):
                     self._rank.close()
             except BaseException as error:  # Ctrl-C
                 self._leave(Outcome("aborted", type(error).__name__))

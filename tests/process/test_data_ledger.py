@@ -127,6 +127,22 @@ def test_rows_of_a_step_that_is_counted_late_are_those_of_this_step(
         assert (status["outcome"], status["data"]["done"]) == ("merged", 64)
 
 
+def test_coordinator_that_fails_at_its_end_leaves_at_once(jobs: Jobs) -> None:
+    """Its only step is counted in mend_shutdown, where its rows lack. It stayed for
+    shutdown_timeout_s without a word, and the others waited for it."""
+    job = jobs(racks=3)
+    config = CONFIG | {"shutdown_timeout_s": 600, "seat_timeout_s": 3}
+    begin(job, 0, rows=96, config=config, optimizers="found", uncounted=True, stop=0)
+    for rack in (1, 2):
+        begin(job, rack, rows=96, config=config)
+    job.ended(0, code=1)
+    assert "without runtime.count_rows" in job.told(0)["error"][1]
+    for rack in (1, 2):
+        job.ended(rack, code=0)
+        status = job.told(rack)["status"]
+        assert (status["outcome"], status["data"]["done"]) == ("merged", 96)
+
+
 def test_rows_that_no_rack_trained_on_are_named_at_the_end(jobs: Jobs) -> None:
     """The loaders drop a batch that is not full, and nobody has a full one left."""
     job, config = jobs(), CONFIG | {"lockstep": True}

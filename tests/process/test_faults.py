@@ -127,23 +127,6 @@ def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
         assert re.search(rf"drop: .*rack 2 has diverged: {told}", said), said
 
 
-def test_coordinator_that_diverged_at_its_end_leaves_at_once(jobs: Jobs) -> None:
-    """It stayed for shutdown_timeout_s without a word, as a rack that may end any time, and the
-    others waited for it."""
-    job = jobs(racks=3)
-    gate, config = job.gate(), {**CONFIG, "shutdown_timeout_s": 600}
-    job.start(0, steps=20, config=config, at={"end": [["poison"], ["gate", gate]]})
-    for rack in (1, 2):
-        job.start(rack, steps=20, config=config, at={"12": [["touch", gate]]})
-    assert job.ended(0) != 0
-    assert job.told(0)["error"][0] == "Diverged"
-    for rack in (1, 2):
-        job.ended(rack, code=0)
-    one, two = job.result(1), job.result(2)
-    assert one.weights == two.weights
-    assert (one.status["outcome"], two.status["outcome"]) == ("merged", "merged")
-
-
 def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result:
     """Rack 1 is ended by a signal; rack 0 trains on to its end. `middle`: with a round in flight.
     How long rack 0 waits in an outage: I5 of the simulator's checkers."""

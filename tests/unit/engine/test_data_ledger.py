@@ -80,6 +80,15 @@ def test_second_iteration_goes_on_behind_the_counted_rows() -> None:
     assert next(iter(ledger)) == 4, "rows 4 and 5 were fetched ahead, and not trained"
 
 
+def test_rack_whose_rows_have_ended_takes_none_that_become_free_again() -> None:
+    """One of its ranks may have ended its loop already, and would wait for the others."""
+    fed = Fed()
+    fed.gives((0, 2), ended=True)
+    fed.gives((0, 4))
+    assert list(fed.ledger(range(4))) == [0, 1]
+    assert fed.asked == [], "it asks for more, and others wait until it has taken them"
+
+
 def test_rows_of_a_step_that_waits_stay_with_it() -> None:
     fed = Fed()
     fed.gives((0, 10))

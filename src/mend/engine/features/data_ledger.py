@@ -18,13 +18,13 @@ from mend.coordination.events import Event, UnitsAsked, UnitsChanged
 from mend.engine.loop.effects import Handlers
 from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.state.fragment_state import Request, Wait
-from mend.engine.state.published_state import PublishedSlice
+from mend.engine.state.published_state import PublishedSlice, PublishedState
 from mend.engine.trainer.trainer_end import NOTE_NS
 from mend.engine.trainer.trainer_rounds import TrainerRounds
 from mend.errors import GaveUp, UsageError
 from mend.events.kinds import RowsAwaited, RowsCounted
 from mend.status.status import data_rows
-from mend.types import SECOND, whole_number
+from mend.types import SECOND, Member, whole_number
 
 ASK_MIN = 64
 """Minimum number of units that a rack asks for."""
@@ -45,9 +45,17 @@ class DataUnits(PublishedSlice):
     marked: Units | None = None
     """As they were at the newest checkpoint."""
 
+    def __init__(self, published: PublishedState) -> None:
+        super().__init__(published)
+        self.closed: dict[Member, int] = {}
+        """Rack -> the units that it had got when the log said that there are no more. It takes none
+        after them, though some may become free again: one of its ranks may have ended already."""
+
     def count(self, units: Units) -> None:
         with self.changed:
             self.units = units
+            if units.ended:
+                self.closed = {book.member: book.given for book in units.books} | self.closed
             self.changed.notify_all()
 
     def decided(self, record: Record) -> None:
@@ -100,8 +108,10 @@ class UnitFeed:
         units = self._units.units
         if units is not self._seen and units is not None:
             self._read(units)
-        empty = position >= self.given
-        if position >= self._asks_from and (self.given, empty) != self._asked:
+        if self._closed(position):
+            return None
+        empty, asks = position >= self.given, self.trainer.member not in self._units.closed
+        if asks and position >= self._asks_from and (self.given, empty) != self._asked:
             self._asked = self.given, empty
             self._post(UnitsAsked(self.given, self._size(), empty))
         begin, first, count = self._run
@@ -119,7 +129,7 @@ class UnitFeed:
             seen = self._seen
             if published.failure is not None:
                 raise published.failure
-            if published.finished or (seen is not None and seen.ended):
+            if published.finished or self._closed(position):
                 return None
             now_ns = self._now_ns()
             heard_ns = now_ns if published.orders.live else heard_ns
@@ -139,6 +149,11 @@ class UnitFeed:
                 self.trainer.parts.note(RowsAwaited(self.trainer.step, self.trainer.why()))
             yield Wait(partial(self._changed, seen), LOOK_NS)
         return unit
+
+    def _closed(self, position: int) -> bool:
+        """Whether the log has said that this rack gets no unit at this position."""
+        end = self._units.closed.get(self.trainer.member)
+        return end is not None and position >= end
 
     @property
     def over(self) -> bool:

@@ -25,17 +25,26 @@ from tests.process import injected
 torch.set_num_threads(1)
 rack, second = os.environ["MEND_RACK"], os.environ["RESTARTED_BY_MEND"] != "0"
 again = pathlib.Path(sys.argv[1])
-model = torch.nn.Linear(8, 8)
+class Place:
+    batches = 0
+    def state_dict(self):
+        return {"batches": self.batches}
+    def load_state_dict(self, state):
+        self.batches = state["batches"]
+model, place = torch.nn.Linear(8, 8), Place()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 config = mend.MendConfig(
-    sync_period_steps=16, fragments=2, overlap_steps=4, failslow_action="evict"
+    sync_period_steps=16, fragments=2, overlap_steps=4, failslow_action="evict",
+    mirror_rack_state=True,
 )
 with mend.session(model, config, optimizer=optimizer) as runtime:
     begun = runtime.status().step
-    steps = 0
+    runtime.register_state("place", place, scope="rack")
+    back, steps = place.batches, 0
     slow_from = 40 if rack == "1" and not second else 10**9
     injected.show_pace(runtime, lambda: 6.0 if steps >= slow_from else 1.0, "compute")
     while not again.exists():
+        place.batches += 1
         model(torch.randn(4, 8)).square().mean().backward()
         time.sleep(0.005)
         optimizer.step()
@@ -45,6 +54,7 @@ with mend.session(model, config, optimizer=optimizer) as runtime:
             again.touch()
     if second:
         print("twin", begun > 40, runtime.status().joined_state)
+        print("place", back, flush=True)
 status = runtime.status()
 merged = status.ledger.merged == status.tokens
 print("digest", status.anchor_digest, "merged", merged, flush=True)
@@ -68,7 +78,9 @@ def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
     ended = rf"\[launch\] rack 1 ended exit={EVICTED_EXIT} restart=evicted 1/2 still_running=0"
     assert re.search(ended, told), told
     slow = r"rack 1 is slow by the compute of rank 0 \(.*?\): "
-    assert re.search(rf"\[rack 1\].* evicted step=\d+ msg=.*{slow}", told), told
+    evicted = re.search(rf"\[rack 1\].* evicted step=(\d+) msg=.*{slow}", told)
+    assert evicted, told
+    assert f"place {evicted[1]}\n" in told, "it trains merged rows again"
     assert "[rack 1] twin True copied from rack " in told, told
     digests = re.findall(r"digest (\w+) merged True", told)
     assert len(digests) == 2, told

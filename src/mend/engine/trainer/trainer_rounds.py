@@ -318,7 +318,8 @@ class TrainerRounds:
             found.values_N, state.residual_N, units_total=units, closing=closing,
             landed=found.landed, encoding=found.encoding,
         )  # fmt: skip
-        if state.moments is None and not closing:
+        returns = not closing or self.ladder.evicted_for
+        if state.moments is None and returns:
             self._mirror()  # before the offer: a rack that reads its commit fetches this at once
         self.parts.own(offer)
         if found.read is not None:

@@ -140,7 +140,7 @@ class CheckpointBarrier:
 
     def _mark(self, name: str, before: int) -> tuple[CheckpointRecord, tuple[int, ...]] | None:
         """The checkpoint of this name, if its number is above `before`, or it was made without this
-        rack and no call has been told."""
+        rack and no call has reported it."""
         mark = self._records.begun
         if mark is None or mark[0].name != name:
             return None

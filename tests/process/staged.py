@@ -41,7 +41,7 @@ from tests.process import injected, train
 from tests.process.train import INPUTS, OUTPUTS, WIDTH, seen, tokens_of, weights
 
 EXPERTS, MICRO_BATCHES, ROWS = 4, 4, 16
-PARTS = "model", "optim"
+PARTS, DRAIN_S = ("model", "optim"), 60.0
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """By the names of parameters: lists of groups would be those of the first stage."""
 
@@ -354,6 +354,13 @@ def steps_of(options: Options, runtime: Any) -> Iterator[int]:
 
 
 def tell_merged(options: Options, model: nn.Module, runtime: Any) -> None:
+    if not runtime.config.lockstep:  # offers of another rack may be merged after this one stopped
+        runtime.drain(DRAIN_S)
+        rack, rank = os.environ["MEND_RACK"], os.environ.get("RANK", "0")
+        Path(f"{options.merged}.drained.{rack}.{rank}").touch()
+        for other in range(int(os.environ["MEND_RACKS"])):
+            injected.await_file(f"{options.merged}.drained.{other}.0")
+        runtime.drain(DRAIN_S)
     with runtime.anchor_weights():
         held = {bare(name): each for name, each in weights(model).items()}
     told = {"versions": runtime.status().versions, "weights": held}

@@ -353,7 +353,7 @@ class Runtime:
         All ranks of a rack call it together. Raises GaveUp after `timeout_s` seconds; nothing is
         lost then. Raises UsageError inside `anchor_weights`, whose end would undo what is applied.
         """
-        self._refuse_borrowed("drain")
+        self._steps.refuse_borrowed("drain()")
         with self._steps.writes.aside(), self._rank.untimed():
             self._steps.go_on()
             limit_ns = _limit_ns("drain", timeout_s)
@@ -596,7 +596,7 @@ class Runtime:
                 "shutdown() was called in a forked process; call it in the process that trains"
             )
         if self._last is None:
-            self._refuse_borrowed("mend_shutdown")
+            self._steps.refuse_borrowed("mend_shutdown()")
             try:
                 self._settle_checkpoint()
                 self._close(keep_local)
@@ -610,10 +610,6 @@ class Runtime:
                 raise
             self._leave(Outcome("aborted"))
         return require(self._last, "a rack that has left has a status")
-
-    def _refuse_borrowed(self, call: str) -> None:
-        if self._steps.borrowed:
-            raise UsageError(f"{call}() inside `with runtime.anchor_weights()`")
 
     def _settle_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written: the other racks need this rank for it."""

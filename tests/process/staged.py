@@ -41,7 +41,8 @@ from tests.process import injected, train
 from tests.process.train import INPUTS, OUTPUTS, WIDTH, seen, tokens_of, weights
 
 EXPERTS, MICRO_BATCHES, ROWS = 4, 4, 16
-PARTS, DRAIN_S = ("model", "optim"), 60.0
+PARTS = "model", "optim"
+DRAIN_S = 60.0
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """By the names of parameters: lists of groups would be those of the first stage."""
 

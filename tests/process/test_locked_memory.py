@@ -49,19 +49,19 @@ class Pieces(nn.Module):
 def as_on_a_gpu(pin: CountingPin) -> list[Buffers]:
     """All memory of this process is locked by `pin`, and prepared where a GPU's would be. Returns
     where its pools will be."""
-    init, fragment_states, pools = Buffers.__init__, LiveRank._tracks, list[Buffers]()
+    init, fragments, pools = Buffers.__init__, LiveRank._fragment_states, list[Buffers]()
 
     def pinned(self: Buffers, idle_max: int, _: object = None) -> None:
         init(self, idle_max, pin)
         pools.append(self)
 
     def prepared(self: LiveRank, model: RackModel) -> list[FragmentState]:
-        found = fragment_states(self, model)
+        found = fragments(self, model)
         self._prepare(found)
         return found
 
     Buffers.__init__ = pinned
-    LiveRank._tracks = prepared
+    LiveRank._fragment_states = prepared
     return pools
 
 

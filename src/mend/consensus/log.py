@@ -173,11 +173,15 @@ class LogState:
         seat = self.seats.get(rack)
         return seat.member if seat else None
 
+    def is_evicted(self, rack: int) -> bool:
+        """Whether the rack is to leave, or has left, to be started again."""
+        done = self.mitigations.get(rack)
+        return done is not None and done.stage == EVICTED
+
     @property
     def away(self) -> dict[int, Member]:
         """Evicted racks that have not returned, ascending, and their last members."""
-        moves = self.mitigations
-        racks = [r for r in sorted(moves) if moves[r].stage == EVICTED and r not in self.seats]
+        racks = [r for r in sorted(self.mitigations) if self.is_evicted(r) and r not in self.seats]
         if not racks:
             return {}
         former = {member.rack: member for member in self.former}

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mend.consensus.log import LogState, voters_of, witness_votes
 from mend.consensus.quorum import hold
-from mend.consensus.records import EVICTED, Roster, Seat
+from mend.consensus.records import Roster, Seat
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Report
 from mend.types import SECOND, WITNESS, Member, rack_names
@@ -136,10 +136,9 @@ def _comings(context: MembershipContext) -> Iterable[Roster]:
     for rack, report in context.reports.items():
         gone = report.gone and rack not in context.live
         if gone or (report.leaving and report.hurry and report.idle):
-            done = log.mitigations.get(rack)
             why = f"rack {rack} left"
-            evicted = done is not None and done.stage == EVICTED
-            yield _without(log, rack, f"{why}, evicted because it is slow" if evicted else why)
+            evicted = ", evicted because it is slow" if log.is_evicted(rack) else ""
+            yield _without(log, rack, why + evicted)
     known = log.seats.keys() - context.live | log.away.keys()
     for rack in sorted(known & set(context.retired)):
         why = f"a person has retired rack {rack}"

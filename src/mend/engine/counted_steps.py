@@ -122,11 +122,15 @@ class CountedSteps:
         self.writes.close()
         return Outcome("uncounted", reason) if reason else None
 
+    def refuse_borrowed(self, what: str) -> None:
+        """Raise UsageError where the model holds the merged weights, and not those that train."""
+        if self.borrowed:
+            raise UsageError(f"{what} inside `with runtime.anchor_weights()`")
+
     def settle(self) -> None:
         """Count a step that waits, before a checkpoint. Raises UsageError where the model does not
         hold the weights that this rack trains."""
-        if self.borrowed:
-            raise UsageError("checkpoint() inside `with runtime.anchor_weights()`")
+        self.refuse_borrowed("checkpoint()")
         self.writes.check_load()
         self.go_on()
         self._hooks.flush()
@@ -178,8 +182,7 @@ class CountedSteps:
             state.before_step()
 
     def _after(self, tokens: int | None) -> None:
-        if self.borrowed:
-            raise UsageError("a step inside `with runtime.anchor_weights()`")
+        self.refuse_borrowed("a step")
         if torch._C._current_graph_task_id() != NO_BACKWARD:
             raise UsageError(
                 "the optimizer steps inside a backward pass, where mend can write no weights: give "

@@ -106,7 +106,7 @@ class LiveRank(OneTrainer):
             self._open(undo, plan, settings)
             model = RackModel(plan, self.settings, self.group, numerics)
             self._resumed = self._part(model)
-            fragment_states = together(self.group, lambda: self._tracks(model))
+            fragment_states = together(self.group, lambda: self._fragment_states(model))
             self._factory = self.settings.factory(self.me, plan.layouts)
             self.published = self._factory.published()
             self._driver = Driver(
@@ -198,7 +198,7 @@ class LiveRank(OneTrainer):
         named = {name: digest for rank in reversed(ranks) for name, digest in rank}
         return tuple(sorted(named.items()))[:BUFFERS_MAX] if leads else ()
 
-    def _tracks(self, model: RackModel) -> list[FragmentState]:
+    def _fragment_states(self, model: RackModel) -> list[FragmentState]:
         """The fragments at version 0, or at the versions of the checkpoint. With a GPU, also
         allocate the memory of the whole run."""
         fragment_states = model.fragment_states()

@@ -69,13 +69,18 @@ def test_rack_asks_when_it_begins_its_newest_grant() -> None:
     assert fed.asked[2:] == [UnitsAsked(4, ASK_MIN, False)]
 
 
-def test_second_iteration_goes_on_behind_the_counted_rows() -> None:
+def six_read_four_counted() -> tuple[Fed, DataLedger]:
     fed = Fed()
     fed.gives((0, 10))
     ledger = fed.ledger(range(10))
     rows = iter(ledger)
     assert [next(rows) for _ in range(6)] == list(range(6))
     ledger.count(4)
+    return fed, ledger
+
+
+def test_second_iteration_goes_on_behind_the_counted_rows() -> None:
+    fed, ledger = six_read_four_counted()
     fed.trainer.stepped(1, ledger.stepped())
     assert next(iter(ledger)) == 4, "rows 4 and 5 were fetched ahead, and not trained"
 
@@ -90,12 +95,7 @@ def test_rack_whose_rows_have_ended_takes_none_that_become_free_again() -> None:
 
 
 def test_rows_of_a_step_that_waits_stay_with_it() -> None:
-    fed = Fed()
-    fed.gives((0, 10))
-    ledger = fed.ledger(range(10))
-    rows = iter(ledger)
-    assert [next(rows) for _ in range(6)] == list(range(6))
-    ledger.count(4)
+    _, ledger = six_read_four_counted()
     ledger.hold()
     assert next(iter(ledger)) == 4, "the rows of the step that waits are given again"
     ledger.count(1)

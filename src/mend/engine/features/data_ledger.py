@@ -53,9 +53,9 @@ class DataUnits(PublishedSlice):
 
     def count(self, units: Units) -> None:
         with self.changed:
-            self.units = units
             if units.ended:
                 self.closed = {book.member: book.given for book in units.books} | self.closed
+            self.units = units  # behind it: who reads new units without the lock finds both
             self.changed.notify_all()
 
     def decided(self, record: Record) -> None:
@@ -97,6 +97,8 @@ class UnitFeed:
         self._seen: Units | None = None
         self._first = self.given = 0
         self._spans: tuple[tuple[int, int], ...] = ()
+        self._end: int | None = None
+        """Position from which on it gets no units; None: the log has not said so."""
         self._asks_from = 0
         """Position from which on it asks for more units: where the newest grant begins."""
         self._asked: tuple[int, bool] = (-1, False)
@@ -110,7 +112,7 @@ class UnitFeed:
             self._read(units)
         if self._closed(position):
             return None
-        empty, asks = position >= self.given, self.trainer.member not in self._units.closed
+        empty, asks = position >= self.given, self._end is None
         if asks and position >= self._asks_from and (self.given, empty) != self._asked:
             self._asked = self.given, empty
             self._post(UnitsAsked(self.given, self._size(), empty))
@@ -152,8 +154,7 @@ class UnitFeed:
 
     def _closed(self, position: int) -> bool:
         """Whether the log has said that this rack gets no unit at this position."""
-        end = self._units.closed.get(self.trainer.member)
-        return end is not None and position >= end
+        return self._end is not None and position >= self._end
 
     @property
     def over(self) -> bool:
@@ -166,7 +167,7 @@ class UnitFeed:
     def _read(self, units: Units) -> None:
         member = self.trainer.member
         book = next((book for book in units.books if book.member == member), None)
-        self._seen = units
+        self._seen, self._end = units, self._units.closed.get(member)
         if book is not None:
             if book.given != self.given:
                 self._asks_from = self.given

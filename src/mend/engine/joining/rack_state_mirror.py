@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mend.consensus.records import EVICTED, Commit, Record, Roster, Seat
+from mend.consensus.records import Commit, Record, Roster, Seat
 from mend.engine.compute.digest import bytes_of, digest_of_state
 from mend.engine.joining.inbox import MirrorInbox
 from mend.engine.joining.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
@@ -104,10 +104,10 @@ class RackStateMirrors(LoopFeature):
         decided so far."""
         for share in commit.members:
             owner = share.member
-            evicted = self._machine.folded.mitigations.get(owner.rack)
-            returns = evicted is not None and evicted.stage == EVICTED
-            if owner.rack == self._me.rack or (share.closing and not returns):
-                continue  # a rack that has made its closing offer does not return, if not evicted
+            # A closing offer is the last one, unless the rack is to be started again.
+            returns = not share.closing or self._machine.folded.is_evicted(owner.rack)
+            if owner.rack == self._me.rack or not returns:
+                continue
             if holder_of(owner.rack, self._live_racks()) == self._me.rack:
                 self._follow(owner, share.capture_step, number)
                 continue

@@ -176,10 +176,8 @@ class Trainer(TrainerEnd):
     def state(self) -> tuple[RankProgress, list[OpenOffer]]:
         """This rank's progress and its open offers, for a checkpoint. Call it after
         `CheckpointBarrier.cut`."""
-        calendar, offers = (
-            self.calendar,
-            [t.offer for t in self.fragment_states if t.offer is not None],
-        )
+        calendar = self.calendar
+        offers = [t.offer for t in self.fragment_states if t.offer is not None]
         fragments = tuple(
             FragmentProgress(
                 t.anchor.version, t.anchor.rounds, t.anchor.digest, t.seq, t.tokens_mark,

@@ -28,6 +28,7 @@ LEAVES_MAX = 64
 _COLUMNS = 64
 _WORDS = 4096
 _ROW = 1024
+_ROW_BYTES_AHEAD = 16 << 10
 
 
 # Triton looks names of annotations up: they must be its own.
@@ -265,7 +266,7 @@ def _chains(
     total = tl.zeros((COLUMNS,), tl.float32)
     for first in range(0, C, 8):
         for each in tl.static_range(8):
-            inside = (d < D) & (first + each < C)
+            inside = d < tl.where(first + each < C, D, 0)
             total += tl.load(parts_p + (first + each) * D, mask=inside, other=0.0)
     tl.store(out_p + leaf * D + d, total, mask=d < D)
 
@@ -345,6 +346,13 @@ def norm_forward(
 
 
 @jit
+def _add_both(
+    a: tl.tensor, b: tl.tensor, other_a: tl.tensor, other_b: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    return a + other_a, b + other_b
+
+
+@jit
 def _norm_backward(
     grad_p: tl.tensor,
     x_p: tl.tensor,
@@ -359,6 +367,7 @@ def _norm_backward(
     C: tl.tensor,
     IS_RMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     """dx of a chunk's rows, and the chunk's sums for weight and bias."""
     chunk = tl.program_id(0)
@@ -368,7 +377,7 @@ def _norm_backward(
     weight = tl.load(weight_p + d, mask=inside, other=0.0).to(tl.float32)
     for_weight = tl.zeros((BLOCK,), tl.float32)
     for_bias = tl.zeros((BLOCK,), tl.float32)
-    for t in range(chunk * _CHUNK, tl.minimum(chunk * _CHUNK + _CHUNK, T)):
+    for t in tl.range(chunk * _CHUNK, tl.minimum(chunk * _CHUNK + _CHUNK, T), num_stages=STAGES):
         row = leaf * T + t
         grad = tl.load(grad_p + row * D + d, mask=inside, other=0.0).to(tl.float32)
         x = tl.load(x_p + row * D + d, mask=inside, other=0.0).to(tl.float32)
@@ -379,8 +388,8 @@ def _norm_backward(
             dx = (inner - normal * (tl.sum(normal * inner, 0) / D)) * rstd
         else:
             normal = tl.where(inside, (x - tl.load(mean_p + row)) * rstd, 0.0)
-            dx = inner - (normal * (tl.sum(normal * inner, 0) / D) + tl.sum(inner, 0) / D)
-            dx = dx * rstd
+            along, level = tl.reduce((normal * inner, inner), 0, _add_both)
+            dx = (inner - (normal * (along / D) + level / D)) * rstd
         tl.store(dx_p + row * D + d, dx.to(dx_p.dtype.element_ty), mask=inside)
         for_weight += grad * normal
         for_bias += grad
@@ -400,11 +409,15 @@ def norm_backward(
     parts = torch.empty(
         1 if is_rms else 2, leaves, chunks, features, device=dx.device, dtype=torch.float32
     )
+    block = triton.next_power_of_2(features)
+    # Rows are loaded ahead while shared memory leaves room for several programs.
+    stages = 3 if block * x_LTD.element_size() <= _ROW_BYTES_AHEAD else 1
     _norm_backward[(chunks, leaves)](
         grad_LTD, x_LTD, weight, mean, rstd, dx, parts[0], parts[-1], tokens, features, chunks,
-        is_rms, triton.next_power_of_2(features), num_warps=4,
+        is_rms, block, stages, num_warps=4,
     )  # fmt: skip
-    return dx, _chain_chunks(parts[0]), None if is_rms else _chain_chunks(parts[1])
+    sums = _chain_chunks(parts.view(-1, chunks, features))
+    return dx, sums[:leaves], None if is_rms else sums[leaves:]
 
 
 # cross-entropy
@@ -549,7 +562,9 @@ def _word_trees(
         for leaf in range(0, 1 << LEVELS):
             key = tl.load(key_p + at, mask=at < N, other=-1)
             here = (key == word * leaves + leaf) & (leaf < leaves)
-            node = tl.load(nodes_p + at.to(tl.int64) * D + d, mask=here & (d < D), other=0.0)
+            node = tl.load(
+                nodes_p + at.to(tl.int64) * D + d, mask=d < tl.where(here, D, 0), other=0.0
+            )
             at += tl.load(length_p + at, mask=here, other=0)
             carried = 1
             for level in tl.static_range(LEVELS):

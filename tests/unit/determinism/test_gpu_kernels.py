@@ -143,6 +143,41 @@ def test_sums_over_tokens_do_not_depend_on_zeros_behind_them(kernels: Any) -> No
     assert torch.equal(kernels.column_sums(padded), kernels.column_sums(x))
 
 
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("features", [300] if INTERPRETED else [300, 4096, 9000, 16384])
+@pytest.mark.parametrize("is_rms", [True, False])
+def test_gradients_of_a_norm_are_right_and_leaves_are_summed_alone(
+    kernels: Any, is_rms: bool, features: int, dtype: torch.dtype
+) -> None:
+    """Narrow rows are loaded ahead, wide ones are not."""
+    x, grad = (drawn(2, 35, features).to(dtype) for _ in range(2))
+    grad = grad.flip(0).contiguous()
+    weight, bias = drawn(2, features).to(dtype)
+    _, mean, rstd = kernels.norm_forward(
+        x.view(70, features), weight, None if is_rms else bias, 1e-5
+    )
+    dx, dw, db = kernels.norm_backward(grad, x, weight, mean, rstd, is_rms)
+    exact = [each.double().requires_grad_() for each in (x, weight, bias)]
+    if is_rms:
+        out = F.rms_norm(exact[0], (features,), exact[1], 1e-5)
+    else:
+        out = F.layer_norm(exact[0], (features,), exact[1], exact[2], 1e-5)
+    expected = torch.autograd.grad(out, exact[:2], grad.double())
+    rounding = 4 * torch.finfo(dtype).eps
+    assert torch.allclose(dx.double(), expected[0], rtol=rounding, atol=rounding)
+    assert near(dw.sum(0).double(), expected[1])
+    if not is_rms:
+        assert near(db.sum(0).double(), grad.double().sum((0, 1)))
+    for leaf in range(2):
+        rows = slice(35 * leaf, 35 * leaf + 35)
+        alone = kernels.norm_backward(
+            grad[leaf : leaf + 1], x[leaf : leaf + 1], weight, mean[rows], rstd[rows], is_rms
+        )
+        assert same_bits(alone[0][0], dx[leaf])
+        assert same_bits(alone[1][0], dw[leaf])
+        assert is_rms or same_bits(alone[2][0], db[leaf])
+
+
 @pytest.mark.parametrize("leaves", [1, 2, 3, 4])
 def test_the_gradient_of_an_embedding_is_the_tree_over_its_leaves(
     kernels: Any, leaves: int

@@ -18,6 +18,11 @@ ABSURD = 1e4
 """Limit of an offer's magnitude per step, as a multiple of the median of what was merged before.
 Training never moves that suddenly."""
 
+HARMLESS = 1e-4
+"""Magnitude per step below which no offer is rejected. A job that has converged moves by the
+rounding of its weights, or in most rounds by next to nothing: an fp32 weight of 1,000 has its
+neighbour 6e-5 away."""
+
 NORMS_MIN = 8
 """Number of named offers that are needed before a new one is compared with them."""
 
@@ -205,7 +210,7 @@ def norm_max(recent: Sequence[float]) -> float:
     if len(recent) < NORMS_MIN:
         return math.inf
     usual = sorted(recent)[len(recent) // 2]
-    return ABSURD * usual if usual > 0 else math.inf
+    return max(ABSURD * usual, HARMLESS) if usual > 0 else math.inf
 
 
 def _done_with(

@@ -14,6 +14,7 @@ from mend.consensus.records import Absent, Commit, MomentFragments
 from mend.coordination.messages import Declined, Sliced
 from mend.coordination.round_inputs import (
     ABSURD,
+    HARMLESS,
     NAMED_LATELY_MIN,
     NORMS_MIN,
     fastest_ns,
@@ -39,6 +40,13 @@ def test_a_step_is_absurd_by_what_was_merged_before() -> None:
     assert norm_max(few) == math.inf, "too little is known"
     assert norm_max([*few, 1e9]) == ABSURD * 0.5, "one that got through is no measure"
     assert norm_max([0.0] * 9 + [1.0] * 8) == math.inf, "it stood still: anything may come"
+
+
+def test_a_converged_job_may_move_by_the_rounding_of_its_weights() -> None:
+    """Racks that had reached the optimum of a linear problem were called diverged, as they moved by
+    7e-9 per step and the median had fallen to 4e-16."""
+    assert norm_max([4.4e-16] * NORMS_MIN) == HARMLESS
+    assert HARMLESS > 7.45e-09
 
 
 def test_the_log_remembers_how_far_the_last_offers_moved_per_step() -> None:

@@ -205,6 +205,26 @@ def test_another_job_in_the_same_folder_begins_anew() -> None:
     assert facts.ranks[0, 0].lives == 1
 
 
+def test_start_behind_a_job_without_name_begins_anew() -> None:
+    """The `start` of the first job was deleted with the older half of its file."""
+    run = Run().says(0, progress(9), commit(0, 1, {0: 1}))
+    run.says(0, {"kind": "start", "job": "second"}, progress(1))
+    facts = run.ends()
+    assert (facts.job, facts.earlier_jobs, facts.rounds) == ("second", 1, 0)
+    assert facts.ranks[0, 0].lives == 1
+
+
+def test_start_that_is_repeated_in_a_cut_file_is_no_restart() -> None:
+    start = {"kind": "start", "member": [0, 5], "job": "long"}
+    run = Run().says(0, start, progress(1), progress(10))
+    run.at_ns = 0  # the line as it was
+    facts = run.says(0, start, progress(20)).ends()
+    (rank,) = facts.of_rack(0)
+    assert (rank.lives, facts.earlier_jobs) == (1, 0)
+    assert rank.now is not None
+    assert (rank.now.step, rank.now.bytes_sent) == (20, 100)
+
+
 def test_the_same_name_founded_twice_is_two_runs() -> None:
     run = Run()
     for bits in ("aa", "bb"):

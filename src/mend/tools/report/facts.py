@@ -206,7 +206,8 @@ Bits = dict[tuple[int, int], tuple[str, ...]]
 class Gathering:
     """Takes the events of all files in the order of time; `facts` is their result.
 
-    Several jobs may have written into one folder: a `start` under another name begins anew.
+    Several jobs may have written into one folder: a `start` under another name begins anew, also
+    behind events of a job whose own `start` was deleted.
     """
 
     def __init__(self, files: list[tuple[int, int]]) -> None:
@@ -244,6 +245,8 @@ class Gathering:
         self._leaves: dict[int, str] = {}
         """Rack that is to be evicted -> why."""
         self._founded = False
+        self._lives: dict[tuple[int, int], tuple[tuple[int, ...], int]] = {}
+        """(rack, rank) -> the newest life in its file: its member, and when it began."""
         self._written: dict[tuple[int, int, int], int] = {}
         """(rack, rank, fragment) -> the newest version of which its file has the commit."""
 
@@ -284,8 +287,11 @@ class Gathering:
     # -------------------------------------------------------------- which job
 
     def _start(self, source: RankFacts, time_ns: int, event: kinds.ProcessStarted) -> None:
-        job = clean(event.job)
-        if self.facts.job and self.facts.job != job:
+        who, life = (source.rack, source.rank), (event.member, time_ns)
+        if self._lives.get(who) == life:
+            return  # a file that was cut begins with this line once more
+        self._lives[who], job = life, clean(event.job)
+        if self.facts.job != job and (self.facts.job or source.now is not None):
             self._begin_anew()
         self.facts.job, self.facts.exchange = job, event.exchange
         source.outcome, source.restarted = "", source.now is not None

@@ -385,6 +385,29 @@ def test_resumed_run_is_not_reported_as_unmerged() -> None:
     assert merged(100).fine is None
 
 
+def test_work_merged_of_a_killed_rack_is_not_known() -> None:
+    """Its last `progress` was older than its offers: 100 % of 10 tokens, in step 1."""
+    run = Run().both(progress(1))
+    captured = {"kind": "captured", "step": 30, "tokens": 100}
+    run.both(captured).both(commit(0, 1, {0: 1, 1: 1})).says(0, progress(10, last=True))
+
+    def found(run: Run) -> tuple[summary.Verdict, dict[int, summary.Total]]:
+        facts = run.ends()
+        totals = {rack: summary.total(facts, rack) for rack in facts.racks}
+        (found,) = [v for v in summary.verdicts(facts, totals) if v.question == "Work merged"]
+        return found, totals
+
+    verdict, totals = found(run)
+    assert (totals[0].merged_share, totals[1].merged_share) == (1.0, None)
+    assert (totals[1].steps, totals[1].tokens) == (30, 100)
+    assert (verdict.answer, verdict.fine) == (
+        "100.0% of the other racks' tokens; not known of rack 1, whose counts are incomplete",
+        None,
+    )
+    again = run.says(1, {"kind": "start"}, progress(1, last=True))
+    assert "not known of rack 1" in found(again)[0].answer, "it is closed, but its counts are not"
+
+
 def test_figures_that_round_up_get_the_larger_unit() -> None:
     """999,999 tokens were `1e+03 k`."""
     figures = (0, 999, 999.4, 999.7, 999_499, 999_999, 12_345_678, 1e15)

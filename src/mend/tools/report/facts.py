@@ -100,6 +100,8 @@ class RankFacts:
     """It has ended: the last `progress` says so."""
     outcome: str = ""
     """How its newest life ended, a word of the engine's; empty: it has not."""
+    captured: int = 0
+    """Step of its newest offer, which may be behind its last `progress`."""
     commits: int = 0
     merges: Merges = Merges()
     """Of its newest life."""
@@ -361,6 +363,8 @@ class Gathering:
         self._extend(event.at_ns)
 
     def _capture(self, source: RankFacts, time_ns: int, event: kinds.FragmentCaptured) -> None:
+        if not source.restarted:
+            source.captured = max(source.captured, source.base.step + event.step)
         if source.rank == 0 and len(self._captured) < OPEN_OFFERS_MAX:
             self._captured[source.rack, event.fragment, event.seq] = time_ns
             if not event.closing:

@@ -222,3 +222,16 @@ def test_half_a_version_is_never_served(tmp_path: Path) -> None:
         worker.engine.finish_weight_update()
     with pytest.raises(UsageError, match="mend follow"):
         worker.engine.trainer_send_weights(None, None)
+
+
+def test_second_update_without_weights_is_refused(tmp_path: Path) -> None:
+    """It passed: the version of the first one was loaded."""
+    worker = Worker()
+    VersionFiles(tmp_path, 1).write(version(1))
+    worker.engine.init_transfer_engine(InitInfo(str(tmp_path)))
+    worker.update()
+    worker.engine.start_weight_update()
+    with pytest.raises(UsageError, match="load one first"):
+        worker.engine.finish_weight_update()
+    worker.update()
+    assert worker.engine.loaded is not None

@@ -48,8 +48,9 @@ def main() -> None:
     chance = torch.Generator().manual_seed(1 + rack * ranks + rank)  # draws this rank's data
     own = f"script-{rank}.pt"  # the ranks of a rack share a folder
     found = mend.newest_checkpoint(given.folder)
-    if found is not None:
-        state = torch.load(found / f"rack-{rack}" / own, weights_only=True)
+    mine = found / f"rack-{rack}" / own if found is not None else None
+    if mine is not None and mine.exists():  # else it is of a time when this rack was dead
+        state = torch.load(mine, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         chance.set_state(state["chance"])

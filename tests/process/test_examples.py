@@ -65,9 +65,11 @@ def ends(*command: str, python: str, **more: str) -> list[End]:
     return sorted(found, key=lambda end: end.rack)
 
 
-def launched(python: str, example: str, *arguments: str, ranks: int = 2) -> list[End]:
+def launched(
+    python: str, example: str, *arguments: str, ranks: int = 2, racks: int = 2
+) -> list[End]:
     return ends(
-        python, "-m", "mend.tools", "launch", "--racks", "2", "--nproc-per-rack", str(ranks),
+        python, "-m", "mend.tools", "launch", "--racks", str(racks), "--nproc-per-rack", str(ranks),
         str(EXAMPLES / example), *arguments, python=python,
     )  # fmt: skip
 
@@ -106,6 +108,18 @@ def test_a_time_limit_stops_all_racks_with_a_checkpoint_and_the_next_run_goes_on
     last = ("--steps", str(max(steps) + 100))
     agree(launched(nursery.python, "wall_limit.py", *last, *folder), max(steps) + 100)
     assert list(tmp_path.iterdir()) == [cut]
+
+
+def test_wall_limit_with_a_rack_that_was_dead_at_the_checkpoint_goes_on(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """It has no part of the checkpoint, and begins with the merged weights."""
+    folder = ("--folder", str(tmp_path))
+    first = launched(nursery.python, "wall_limit.py", "--limit-s", "1", *folder, ranks=1)
+    steps = str(max(end.step for end in first) + 100)
+    found = launched(nursery.python, "wall_limit.py", "--steps", steps, *folder, ranks=1, racks=3)
+    assert [(end.rack, str(end.step)) for end in found] == [(rack, steps) for rack in range(3)]
+    assert len({(end.versions, end.digest) for end in found}) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda each: each.name)

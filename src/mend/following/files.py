@@ -32,8 +32,8 @@ class About(msgspec.Struct, frozen=True):
 
 
 class VersionFiles:
-    """The newest `keep` versions in a folder. Raises ConfigError for a folder that cannot be
-    made."""
+    """The newest `keep` versions of each job in a folder. Raises ConfigError for a folder that
+    cannot be made."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
@@ -59,13 +59,14 @@ class VersionFiles:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise
-        self._prune(path)
+        self._prune(path, version.job)
         return path
 
-    def _prune(self, newest: Path) -> None:
-        """Remove the oldest files by age, not by number: a job that has returned to an older
-        version writes lower numbers."""
+    def _prune(self, newest: Path, job: str) -> None:
+        """Remove the oldest files of this job by age, not by number: a job that has returned to an
+        older version writes lower numbers."""
         others = [each for each in self.folder.glob(PATTERN) if each != newest]
+        others = [each for each in others if _job_of(each) == job]
         others.sort(key=lambda each: (each.stat().st_mtime_ns, each.name), reverse=True)
         for old in others[self.keep - 1 :]:
             old.unlink(missing_ok=True)
@@ -102,6 +103,19 @@ def read_version(path: Path) -> tuple[About, dict[str, Tensor]]:
     except (msgspec.DecodeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is not a version of mend follow: {error}") from error
     return about, tensors
+
+
+def _job_of(path: Path) -> str | None:
+    """Return the job of a file; None: it is not a whole version, or it is gone."""
+    try:
+        with path.open("rb") as file:
+            length = length_in(file.read(LENGTH_BYTES))
+            if length > os.fstat(file.fileno()).st_size:
+                return None
+            text, _ = read_head(file.read(length))
+        return msgspec.json.decode(text, type=About).job
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        return None
 
 
 def _write(path: Path, about: About, version: Version) -> None:

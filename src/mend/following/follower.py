@@ -244,6 +244,13 @@ class Follower:
             return -1
         return self._puller.puzzle().number(self._log.now.versions)
 
+    @property
+    def lost(self) -> int:
+        """Number of the newest decided version that the caller wants and has not got; 0: none."""
+        of = max(1, self._every)
+        newest = self.decided // of
+        return newest * of if newest > self.number // of else 0
+
     def close(self) -> None:
         """Idempotent."""
         self._client.close()

@@ -76,11 +76,13 @@ class MendCallback(Member, TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Weights a step by its tokens if the Trainer counts them."""
+        """Weights a step by its tokens if the Trainer counts them, which it does for all ranks of
+        the rack together: each counts its part."""
         tokens = state.num_input_tokens_seen - self._tokens
         self._tokens = state.num_input_tokens_seen
         if self.runtime is not None and tokens:
-            self.runtime.count_tokens(tokens)
+            part, rest = divmod(tokens, args.world_size)
+            self.runtime.count_tokens(part + (args.process_index < rest))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

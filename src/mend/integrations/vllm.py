@@ -51,7 +51,7 @@ class MendWeightTransferEngine:
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
     model: Loads
     _folder: Path | None = None
-    _updating = False
+    _updating = _received = False
     loaded: About | None = None
     """The version that the model holds; None: the weights that it began with."""
 
@@ -60,7 +60,7 @@ class MendWeightTransferEngine:
 
     def start_weight_update(self) -> None:
         """Begin an update. The model must not be used from here on."""
-        self._updating = True
+        self._updating, self._received = True, False
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Load a version. The file is read and checked before the model is changed. Raises
@@ -71,14 +71,14 @@ class MendWeightTransferEngine:
         if Path(name).name != name:
             raise UsageError(f"{name!r} is no name of a file in {self._folder}")
         about, tensors = read_version(self._folder / name if name else newest_version(self._folder))
-        self.loaded = None  # until all of it is loaded
+        self.loaded, self._received = None, False  # until all of it is loaded
         self.model.load_weights(tensors.items())
-        self.loaded = about
+        self.loaded, self._received = about, True
 
     def finish_weight_update(self) -> None:
         """End the update; the model may be used again. Raises UsageError if it holds a part of a
-        version."""
-        if self.loaded is None:
+        version, or no version was loaded in this update."""
+        if not self._received:
             raise UsageError("no version was loaded since start_weight_update; load one first")
         self._updating = False
 

@@ -15,8 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mend.errors import diagnostics_remedy
-from mend.events.base import LoggedEvent
-from mend.events.kinds import EventsAnew, EventsCut, EventsLost, EventsResumed, EventsStopped
+from mend.events.base import LoggedEvent, kind_of
+from mend.events.kinds import (
+    EventsAnew,
+    EventsCut,
+    EventsLost,
+    EventsResumed,
+    EventsStopped,
+    ProcessStarted,
+)
 from mend.events.lines import Timed, encode_line
 from mend.status.backlog import Backlog
 from mend.status.wall_clock import wall_ns
@@ -36,6 +43,7 @@ RETRY_S = 1.0
 """Time between two attempts to write a file."""
 
 CLOSE_S = 5.0
+_START = b'{"kind":"%s"' % kind_of(ProcessStarted).encode()
 
 
 class EventsFile:
@@ -124,19 +132,25 @@ class _File:
         self._raw: io.FileIO | None = None
         self._size, self._regular = 0, True
         self._removed = False
-        self._first: bytes = b""
-        """The first line of this life, which says what job the file is of."""
+        self._first = self._start = b""
+        """Of this life the first line, and the one that says what job the file is of."""
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Append all lines, or none if the file can be shortened again."""
-        self._first = self._first or b"".join(lines[:1])
         data = b"".join(lines)
         raw = self._open()
         if self._regular and self._size and self._size + len(data) > self._half_bytes:
             raw = self._halve()
-        elif self._regular and not self._size and not data.startswith(self._first):
-            data = self._first + data  # the disk was full when the file was halved
+        elif self._regular and not self._size:
+            data = self._head + data  # the disk was full when the file was halved
         self._put(raw, data)
+        self._first = self._first or b"".join(lines[:1])
+        self._start = next((each for each in lines if each.startswith(_START)), self._start)
+
+    @property
+    def _head(self) -> bytes:
+        """Begins each file of this life."""
+        return self._first if self._first == self._start else self._first + self._start
 
     def gone(self) -> bool:
         """Return whether the open file was removed or replaced."""
@@ -149,9 +163,9 @@ class _File:
         return self._removed
 
     def again(self, line: bytes) -> None:
-        """Create the file again, with the first line and this one."""
+        """Create the file again, with its first lines and this one."""
         self.close()
-        self._put(self._open(), self._first + line)
+        self._put(self._open(), self._head + line)
         self._removed = False
 
     def close(self) -> None:
@@ -171,7 +185,7 @@ class _File:
     def _halve(self) -> io.FileIO:
         self.close()
         cut = EventsCut(str(self._older))
-        lines = [self._first, _line(cut)] if self._older.exists() else [self._first]
+        lines = [self._head, _line(cut)] if self._older.exists() else [self._head]
         self._path.replace(self._older)
         raw = self._open()
         self._put(raw, b"".join(lines))

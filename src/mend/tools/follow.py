@@ -25,7 +25,7 @@ def follow(follower: Follower, files: VersionFiles, *, once: bool) -> int:
                     return int(not written)
         except KeyboardInterrupt:
             return int(not written)
-        lost = follower.decided if follower.decided > follower.number else 0
+        lost = follower.lost
     print("the job has ended" + (f"; its last version, {lost}, did not come in time" * bool(lost)))
     return int(not written)
 

@@ -22,6 +22,7 @@ from mend.config.keyfile import read_secrets
 from mend.config.kinds import JOB
 from mend.config.settings import check_environment
 from mend.config.sources import DIAGNOSTICS_DIR, INSECURE, KEY_FILE, METRICS_PORT, OUTCOMES
+from mend.config.topology import RACKS
 from mend.consensus.records import EVICTIONS_MAX
 from mend.engine.state.outcome import KEPT, Ended, read_ended
 from mend.errors import ConfigError, require
@@ -58,6 +59,9 @@ UNTRAINED = (
     "in the loop; is the data empty?"
 )
 NOBODY_JOINED = "call mend_init in the script: no rack has, so the racks exchanged nothing"
+
+JOB_ID = "MEND_JOB_ID"
+LEAVE_OUT = "Leave it out of --env."
 
 PLAIN = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
@@ -99,6 +103,7 @@ class Job:
         except ValueError:
             remedy = "Leave it out for a random name."
             raise ConfigError("--job-id", self.job_id, f"needs {JOB.rule}", remedy) from None
+        self._check_env()
         if self.base_port and not 1024 <= self.base_port <= 65535 - self.racks:
             rule = "must be 0 or 1024..65535 - racks"
             remedy = "0 picks free ports."
@@ -106,10 +111,27 @@ class Job:
         if self.link is not None:
             Link.to_make(self.link)
 
+    def _check_env(self) -> None:
+        """Raise ConfigError if --env would give the racks another job than the witness has."""
+        for name, option, own in (
+            (JOB_ID, "--job-id", self.job_id),
+            (RACKS, "--racks", self.racks),
+        ):
+            given = self.env.get(name, "").strip()
+            if given and str(own) not in ("", given):
+                raise ConfigError(
+                    f"--env {name}", given, f"must be that of {option}, {own}", LEAVE_OUT
+                )
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Processes of each rack."""
         return self.ranks_by_rack or (self.nproc_per_rack,) * self.racks
+
+    def named(self) -> Job:
+        """Return it with a name: that of --job-id or --env, else a random one."""
+        given = self.job_id or self.env.get(JOB_ID, "").strip()
+        return replace(self, job_id=given or f"job-{os.urandom(4).hex()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +234,8 @@ def rack_environments(
     hosts = hosts or [LOOPBACK] * len(ports)
     addresses = [f"tcp://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
     shared = {
-        "MEND_RACKS": str(job.racks),
-        "MEND_JOB_ID": job.job_id,
+        RACKS: str(job.racks),
+        JOB_ID: job.job_id,
         "MEND_SIDEBAND_PEERS": ",".join(f"{rack}={addresses[rack]}" for rack in range(job.racks)),
         "PYTHONUNBUFFERED": "1",
     }
@@ -303,8 +325,9 @@ class Launch:
     """One run of a job, from start to the last process's end."""
 
     def __init__(self, job: Job, sink: Sink) -> None:
-        # An empty MEND_KEY_FILE is not set: it must not take the key of the launch from the racks.
-        given = {name: text for name, text in job.env.items() if name != KEY_FILE or text.strip()}
+        # An empty one is not set: it must not take what the launch gives from the racks.
+        own = {KEY_FILE, JOB_ID, RACKS}
+        given = {name: text for name, text in job.env.items() if name not in own or text.strip()}
         self.job, self._sink = replace(job, env=given), sink
         self._token, self._interrupts = os.urandom(8).hex(), Interrupts()
         self.racks: list[Child] = []
@@ -623,6 +646,4 @@ def launch(job: Job, sink: Sink) -> Outcome:
     """
     check_script(job.command[0])
     check_environment({**os.environ, **job.env})
-    return Launch(
-        job if job.job_id else replace(job, job_id=f"job-{os.urandom(4).hex()}"), sink
-    ).run()
+    return Launch(job.named(), sink).run()

@@ -154,13 +154,15 @@ def outcome(answers: Sequence[Answer], rack: int, life: int) -> Outcome:
         again = f"no process accepted it: {rack_name(first.rack)} may hear rack {rack} again"
         return Outcome(again, final=False, accepted=False)
     here = {view.rack for view in views}
-    missing = [s.rack for s in first.racks if s.rack not in here | {*first.retired}]
+    # A rack that does not answer here may answer the process that coordinates.
+    there = {*here, *first.retired, *(s.rack for s in first.racks if first.coordinates and s.live)}
+    missing = [s.rack for s in first.racks if s.rack not in there]
     retired = f"rack {rack} is retired ({', '.join(noted)} know{'s' * (len(noted) == 1)} it)"
     if missing:
         racks = ", ".join(map(str, missing))
         each = " and ".join(f"`mend retire {r}`" for r in missing)
         lacking = f"{retired}; there is no quorum without {racks}: start it again, or {each}"
-        return Outcome(lacking, final=True)
+        return Outcome(lacking, final=not first.coordinates)
     if here <= {WITNESS}:
         again = "start all racks again to begin a new job under this name"
         return Outcome(f"{retired}; no rack of the job is left: {again}", final=True)

@@ -68,6 +68,19 @@ def test_newest_files_are_kept_by_age(tmp_path: Path) -> None:
     assert newest_version(tmp_path) == kept
 
 
+def test_prune_with_files_of_others_keeps_them(tmp_path: Path) -> None:
+    """The last versions of another job, and what is not a version."""
+    last = VersionFiles(tmp_path, 1).write(version(500, job="run6"))
+    broken = [tmp_path / f"version-{name}.safetensors" for name in ("cut", "long", "text")]
+    for path, data in zip(
+        broken, (b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"{}"), strict=True
+    ):
+        path.write_bytes(data)
+    files = VersionFiles(tmp_path, 1)
+    written = [files.write(version(number)) for number in (0, 1, 2)]
+    assert {*tmp_path.iterdir()} == {last, *broken, written[-1]}
+
+
 def test_full_disk_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
     files = VersionFiles(tmp_path, 1)
     before = files.write(version(1))
@@ -209,3 +222,16 @@ def test_half_a_version_is_never_served(tmp_path: Path) -> None:
         worker.engine.finish_weight_update()
     with pytest.raises(UsageError, match="mend follow"):
         worker.engine.trainer_send_weights(None, None)
+
+
+def test_second_update_without_weights_is_refused(tmp_path: Path) -> None:
+    """It passed: the version of the first one was loaded."""
+    worker = Worker()
+    VersionFiles(tmp_path, 1).write(version(1))
+    worker.engine.init_transfer_engine(InitInfo(str(tmp_path)))
+    worker.update()
+    worker.engine.start_weight_update()
+    with pytest.raises(UsageError, match="load one first"):
+        worker.engine.finish_weight_update()
+    worker.update()
+    assert worker.engine.loaded is not None

@@ -31,3 +31,19 @@ def test_follower_without_an_answer_says_so_once_and_gives_up(
         with pytest.raises(GaveUp, match=r"answered for 1 s\. Look at the job"):
             next(iter(follower))
     assert said == [f"{address}: no process of a running job answers; asking on"]
+
+
+@pytest.mark.parametrize(
+    ("every", "number", "decided", "lost"),
+    [(5, 20, 23, 0), (5, 20, 27, 25), (5, 23, 24, 0), (1, 22, 23, 23), (0, 22, 23, 23),
+     (1, 23, 22, 0), (5, -1, -1, 0)],
+)  # fmt: skip
+def test_lost_version_at_the_end_is_one_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, every: int, number: int, decided: int, lost: int
+) -> None:
+    """With every fifth version of 23, the last one was said to be lost."""
+    monkeypatch.setattr(Follower, "decided", decided)
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    with closing(Follower([address], (), "", "", every=every)) as follower:
+        follower.number = number
+        assert follower.lost == lost

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mend.events.base import LoggedEvent
-from mend.events.kinds import ProcessStarted, RackDiverged
+from mend.events.kinds import ProcessStarted, ProtectionChosen, RackDiverged
 from mend.events.lines import Timed
 from mend.status import events_file as module
 from mend.status.events_file import EventsFile, older_of
@@ -318,6 +318,28 @@ def test_a_long_file_loses_its_oldest_half(tmp_path: Path, said: Said, short: No
     assert path.stat().st_size + older_of(path).stat().st_size <= 20_000
     assert {each.name for each in tmp_path.iterdir()} == {NAME, older_of(path).name}
     assert file.lost == 0
+
+
+def test_cut_file_with_start_behind_first_line_begins_with_both(
+    tmp_path: Path, said: Said, short: None
+) -> None:
+    """A rack says how it is protected before it names its job."""
+    path = tmp_path / NAME
+    file = EventsFile(path, said)
+    file.put(Timed(0, ProtectionChosen("keys")))
+    put(file, -1)
+    file.put(Timed(0, ProcessStarted((1, 0), "", "job")))
+    put(file, *range(1000))
+    file.close()
+    for half in (older_of(path), path):
+        assert steps(half)[:3] == ["protection", "start", "events-cut"]
+    shutil.rmtree(tmp_path)
+    again = EventsFile(path, said)
+    again.put(Timed(0, ProtectionChosen("keys")))
+    put(again, -1)
+    again.put(Timed(0, ProcessStarted((1, 0), "", "job")))
+    again.close()
+    assert steps(path) == ["protection", -1, "start"]
 
 
 def test_disk_that_is_full_when_a_file_is_halved_does_not_cost_its_first_line(

@@ -33,6 +33,7 @@ from mend.tools.launch import (
     rack_environments,
     torchrun_command,
     visible_gpus,
+    witness_command,
 )
 from mend.tools.processes import TOKEN
 
@@ -68,8 +69,23 @@ def test_job_without_a_step_is_no_success() -> None:
 
 def test_empty_key_file_of_the_racks_counts_as_not_set() -> None:
     """The witness and `watch=` had a key, and the racks had none."""
-    asked = replace(JOB, env={"MEND_KEY_FILE": " ", "MEND_CODEC": ""})
+    asked = replace(JOB, env={"MEND_KEY_FILE": " ", "MEND_CODEC": "", "MEND_JOB_ID": ""})
     assert Launch(asked, lambda who, line: None).job.env == {"MEND_CODEC": ""}
+
+
+def test_job_name_in_env_is_that_of_the_witness() -> None:
+    """It had a random one, and refused every rack."""
+    job = Job(command=("train.py",), env={"MEND_JOB_ID": "mine", "MEND_RACKS": "2"}).named()
+    assert job.job_id == "mine"
+    assert "mine" in witness_command(job, 5003)
+    assert replace(job, env={}, job_id="").named().job_id.startswith("job-")
+    assert replace(JOB, env={"MEND_JOB_ID": "story"}).named().job_id == "story"
+
+
+@pytest.mark.parametrize(("name", "value"), [("MEND_JOB_ID", "other"), ("MEND_RACKS", "3")])
+def test_env_with_another_job_than_the_options_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--env {name}.*Leave it out of --env"):
+        replace(JOB, env={name: value})
 
 
 def test_first_rank_of_a_rack_says_why_its_work_is_not_merged(tmp_path: Path) -> None:

@@ -205,6 +205,26 @@ def test_another_job_in_the_same_folder_begins_anew() -> None:
     assert facts.ranks[0, 0].lives == 1
 
 
+def test_start_behind_a_job_without_name_begins_anew() -> None:
+    """The `start` of the first job was deleted with the older half of its file."""
+    run = Run().says(0, progress(9), commit(0, 1, {0: 1}))
+    run.says(0, {"kind": "start", "job": "second"}, progress(1))
+    facts = run.ends()
+    assert (facts.job, facts.earlier_jobs, facts.rounds) == ("second", 1, 0)
+    assert facts.ranks[0, 0].lives == 1
+
+
+def test_start_that_is_repeated_in_a_cut_file_is_no_restart() -> None:
+    start = {"kind": "start", "member": [0, 5], "job": "long"}
+    run = Run().says(0, start, progress(1), progress(10))
+    run.at_ns = 0  # the line as it was
+    facts = run.says(0, start, progress(20)).ends()
+    (rank,) = facts.of_rack(0)
+    assert (rank.lives, facts.earlier_jobs) == (1, 0)
+    assert rank.now is not None
+    assert (rank.now.step, rank.now.bytes_sent) == (20, 100)
+
+
 def test_the_same_name_founded_twice_is_two_runs() -> None:
     run = Run()
     for bits in ("aa", "bb"):
@@ -363,6 +383,29 @@ def test_resumed_run_is_not_reported_as_unmerged() -> None:
     assert (merged(1).answer, merged(1).fine) == ("100.0% of every rack's tokens", True)
     assert merged(100).answer.endswith("those of before it was resumed included")
     assert merged(100).fine is None
+
+
+def test_work_merged_of_a_killed_rack_is_not_known() -> None:
+    """Its last `progress` was older than its offers: 100 % of 10 tokens, in step 1."""
+    run = Run().both(progress(1))
+    captured = {"kind": "captured", "step": 30, "tokens": 100}
+    run.both(captured).both(commit(0, 1, {0: 1, 1: 1})).says(0, progress(10, last=True))
+
+    def found(run: Run) -> tuple[summary.Verdict, dict[int, summary.Total]]:
+        facts = run.ends()
+        totals = {rack: summary.total(facts, rack) for rack in facts.racks}
+        (found,) = [v for v in summary.verdicts(facts, totals) if v.question == "Work merged"]
+        return found, totals
+
+    verdict, totals = found(run)
+    assert (totals[0].merged_share, totals[1].merged_share) == (1.0, None)
+    assert (totals[1].steps, totals[1].tokens) == (30, 100)
+    assert (verdict.answer, verdict.fine) == (
+        "100.0% of the other racks' tokens; not known of rack 1, whose counts are incomplete",
+        None,
+    )
+    again = run.says(1, {"kind": "start"}, progress(1, last=True))
+    assert "not known of rack 1" in found(again)[0].answer, "it is closed, but its counts are not"
 
 
 def test_figures_that_round_up_get_the_larger_unit() -> None:

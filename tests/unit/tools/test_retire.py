@@ -86,6 +86,18 @@ def test_retirement_names_the_other_racks_missing_for_a_quorum() -> None:
     )
 
 
+def test_retirement_with_a_rack_that_only_the_coordinator_hears_waits_on() -> None:
+    """It said that there is no quorum without rack 2, which trained."""
+    racks = (rack_seen(0), rack_seen(1, live=False, life=DEAD), rack_seen(2))
+    told, final, _ = outcome([of(0, racks=racks, retired=(1,))], 1, DEAD)
+    assert not final
+    assert told.startswith("rack 1 is retired (rack 0 knows it); the remaining racks have not")
+    silent = (*racks, rack_seen(3, live=False))
+    told, final, _ = outcome([of(0, racks=silent, retired=(1,))], 1, DEAD)
+    assert not final
+    assert "there is no quorum without 3: start it again" in told
+
+
 def test_with_the_witness_alone_all_begin_anew() -> None:
     last = of(WITNESS, coordinates=False, retired=(0, 1))
     told, final, _ = outcome([last], 1, DEAD)

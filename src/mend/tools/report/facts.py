@@ -100,6 +100,8 @@ class RankFacts:
     """It has ended: the last `progress` says so."""
     outcome: str = ""
     """How its newest life ended, a word of the engine's; empty: it has not."""
+    captured: int = 0
+    """Step of its newest offer, which may be behind its last `progress`."""
     commits: int = 0
     merges: Merges = Merges()
     """Of its newest life."""
@@ -206,7 +208,8 @@ Bits = dict[tuple[int, int], tuple[str, ...]]
 class Gathering:
     """Takes the events of all files in the order of time; `facts` is their result.
 
-    Several jobs may have written into one folder: a `start` under another name begins anew.
+    Several jobs may have written into one folder: a `start` under another name begins anew, also
+    behind events of a job whose own `start` was deleted.
     """
 
     def __init__(self, files: list[tuple[int, int]]) -> None:
@@ -244,6 +247,8 @@ class Gathering:
         self._leaves: dict[int, str] = {}
         """Rack that is to be evicted -> why."""
         self._founded = False
+        self._lives: dict[tuple[int, int], tuple[tuple[int, ...], int]] = {}
+        """(rack, rank) -> the newest life in its file: its member, and when it began."""
         self._written: dict[tuple[int, int, int], int] = {}
         """(rack, rank, fragment) -> the newest version of which its file has the commit."""
 
@@ -284,8 +289,11 @@ class Gathering:
     # -------------------------------------------------------------- which job
 
     def _start(self, source: RankFacts, time_ns: int, event: kinds.ProcessStarted) -> None:
-        job = clean(event.job)
-        if self.facts.job and self.facts.job != job:
+        who, life = (source.rack, source.rank), (event.member, time_ns)
+        if self._lives.get(who) == life:
+            return  # a file that was cut begins with this line once more
+        self._lives[who], job = life, clean(event.job)
+        if self.facts.job != job and (self.facts.job or source.now is not None):
             self._begin_anew()
         self.facts.job, self.facts.exchange = job, event.exchange
         source.outcome, source.restarted = "", source.now is not None
@@ -355,6 +363,8 @@ class Gathering:
         self._extend(event.at_ns)
 
     def _capture(self, source: RankFacts, time_ns: int, event: kinds.FragmentCaptured) -> None:
+        if not source.restarted:
+            source.captured = max(source.captured, source.base.step + event.step)
         if source.rank == 0 and len(self._captured) < OPEN_OFFERS_MAX:
             self._captured[source.rack, event.fragment, event.seq] = time_ns
             if not event.closing:

@@ -48,8 +48,9 @@ class Total:
     stall_share: float
     bytes_sent: int
     bytes_received: int
-    merged_share: float
-    """Share of its tokens that was merged, averaged over fragments."""
+    merged_share: float | None
+    """Share of its tokens that was merged, averaged over fragments; None: not known, as the counts
+    of a rack that was killed are incomplete."""
     closed: bool
     outcome: str = ""
     """How a rank ended, if one did not end in order."""
@@ -80,16 +81,18 @@ def total(facts: RunFacts, rack: int) -> Total:
     stall_s = sum(point.stall_ms for point in newest) / 1000 / max(1, len(newest))
     merged = facts.tokens_merged[rack] / max(1, len(facts.fragments))
     seconds = max((_seconds(each) for each in ranks), default=0.0)
+    closed = bool(ranks) and all(each.closed for each in ranks)
+    share = merged / tokens if tokens else 0.0
     return Total(
         ranks=len(ranks),
-        steps=max((point.step for point in newest), default=0),
-        tokens=tokens,
+        steps=max((max(each.now.step, each.captured) for each in ranks if each.now), default=0),
+        tokens=max(tokens, int(merged)),
         tokens_per_s=sum(_rate(each) for each in ranks),
         stall_share=min(1.0, stall_s / seconds) if seconds else 0.0,
         bytes_sent=sum(point.bytes_sent for point in newest),
         bytes_received=sum(point.bytes_received for point in newest),
-        merged_share=min(1.0, merged / tokens) if tokens else 0.0,
-        closed=bool(ranks) and all(each.closed for each in ranks),
+        merged_share=share if closed and share <= 1 else None,
+        closed=closed,
         outcome=next((each.outcome for each in ranks if each.outcome not in IN_ORDER), ""),
     )
 
@@ -128,15 +131,7 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     answers = [same_bits(facts)] if facts.exchange else []
     late = [rack for rack, one in totals.items() if not one.closed]
     if facts.rounds:
-        share = min((one.merged_share for one in totals.values()), default=0.0)
-        merged = f"{'' if share > 0.999 else 'at least '}{share:.1%} of every rack's tokens"
-        earlier = any(
-            each.track.kept[0].step > 1 for each in facts.ranks.values() if each.track.kept
-        )
-        if earlier:
-            merged += ", those of before it was resumed included"
-        fine = None if late or earlier else share > 0.99
-        answers.append(Verdict("Work merged", merged, fine))
+        answers.append(_merged(facts, totals))
     if facts.participation:
         rounds = list(facts.participation.elements())
         enough = 2 * short_of(rounds) <= len(rounds) or None
@@ -173,6 +168,22 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     count = sum(facts.fault_counts.values())
     answers.append(Verdict("Warnings and faults", str(count or "none"), count == 0))
     return answers
+
+
+def _merged(facts: RunFacts, totals: dict[int, Total]) -> Verdict:
+    shares = [one.merged_share for one in totals.values() if one.merged_share is not None]
+    unknown = [rack_name(rack) for rack, one in totals.items() if one.merged_share is None]
+    earlier = any(each.track.kept[0].step > 1 for each in facts.ranks.values() if each.track.kept)
+    share, parts = min(shares, default=0.0), []
+    if shares or not unknown:
+        whose = "the other racks'" if unknown else "every rack's"
+        parts = [f"{'' if share > 0.999 else 'at least '}{share:.1%} of {whose} tokens"]
+        if earlier:
+            parts[0] += ", those of before it was resumed included"
+    if unknown:
+        parts.append(f"not known of {', '.join(unknown)}, whose counts are incomplete")
+    fine = None if unknown or earlier else share > 0.99
+    return Verdict("Work merged", "; ".join(parts), fine)
 
 
 def _ended(late: Sequence[int], totals: dict[int, Total]) -> Verdict:

@@ -408,6 +408,14 @@ def test_work_merged_of_a_killed_rack_is_not_known() -> None:
     assert "not known of rack 1" in found(again)[0].answer, "it is closed, but its counts are not"
 
 
+def test_work_merged_of_a_running_job_is_a_lower_bound() -> None:
+    run = Run().both({"kind": "captured", "step": 8, "tokens": 80})
+    facts = run.both(progress(1)).both(commit(0, 1, {0: 1, 1: 1})).both(progress(40)).ends()
+    totals = {rack: summary.total(facts, rack) for rack in facts.racks}
+    (found,) = [v for v in summary.verdicts(facts, totals) if v.question == "Work merged"]
+    assert (found.answer, found.fine) == ("at least 25.0% of every rack's tokens", None)
+
+
 def test_figures_that_round_up_get_the_larger_unit() -> None:
     """999,999 tokens were `1e+03 k`."""
     figures = (0, 999, 999.4, 999.7, 999_499, 999_999, 12_345_678, 1e15)

@@ -30,7 +30,8 @@ WORDS = {
     "kept-local": "the model keeps its own weights, which are not those that the others merged",
     "uncounted": "the model keeps its own weights, which moved without counted steps",
     "not-exchanged": "the model keeps its own weights, some of which no other rack gets",
-    "diverged": "the model keeps its own weights, which contain NaN or Inf or moved absurdly far; the others continue",
+    "diverged": "the model keeps its own weights, which contain NaN or Inf or moved "
+    "absurdly far; the others continue",
     "failed": "the model keeps its own weights, as mend could not end in order",
     "aborted": "the rack left before mend_shutdown was over: the model keeps its own weights",
 }

@@ -49,8 +49,8 @@ class Total:
     bytes_sent: int
     bytes_received: int
     merged_share: float | None
-    """Share of its tokens that was merged, averaged over fragments; None: not known, as the counts
-    of a rack that was killed are incomplete."""
+    """Share of its tokens that was merged, averaged over fragments; None: not known, as a rack
+    that was killed offered more than it counted last."""
     closed: bool
     outcome: str = ""
     """How a rank ended, if one did not end in order."""
@@ -83,6 +83,7 @@ def total(facts: RunFacts, rack: int) -> Total:
     seconds = max((_seconds(each) for each in ranks), default=0.0)
     closed = bool(ranks) and all(each.closed for each in ranks)
     share = merged / tokens if tokens else 0.0
+    counted = all(each.now.step >= each.captured for each in ranks if each.now)
     return Total(
         ranks=len(ranks),
         steps=max((max(each.now.step, each.captured) for each in ranks if each.now), default=0),
@@ -91,7 +92,7 @@ def total(facts: RunFacts, rack: int) -> Total:
         stall_share=min(1.0, stall_s / seconds) if seconds else 0.0,
         bytes_sent=sum(point.bytes_sent for point in newest),
         bytes_received=sum(point.bytes_received for point in newest),
-        merged_share=share if closed and share <= 1 else None,
+        merged_share=share if (closed or counted) and share <= 1 else None,
         closed=closed,
         outcome=next((each.outcome for each in ranks if each.outcome not in IN_ORDER), ""),
     )
@@ -182,7 +183,8 @@ def _merged(facts: RunFacts, totals: dict[int, Total]) -> Verdict:
             parts[0] += ", those of before it was resumed included"
     if unknown:
         parts.append(f"not known of {', '.join(unknown)}, whose counts are incomplete")
-    fine = None if unknown or earlier else share > 0.99
+    open_ = unknown or earlier or not all(one.closed for one in totals.values())
+    fine = None if open_ else share > 0.99
     return Verdict("Work merged", "; ".join(parts), fine)
 
 

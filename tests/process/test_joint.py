@@ -23,14 +23,24 @@ CUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
 """Ranks, and how each of two racks is cut over them: layers of all racks alike, as mend asks."""
 
 
-def trained(jobs: Jobs, codec: str, ranks: int, racks: list[dict[str, Any]], **more: Any) -> Any:
+def trained(
+    jobs: Jobs,
+    codec: str,
+    ranks: int,
+    racks: list[dict[str, Any]],
+    sizes: tuple[int, ...] = (),
+    **more: Any,
+) -> Any:
     """Of rank 0 of each rack: what no cut may change."""
-    job = jobs(ranks=ranks)
-    options = {"steps": STEPS, "config": {**CONFIG, "codec": codec}, **more}
-    results = job.run(dict(enumerate(racks)), script="tests.process.jointly", **options)
-    for rack in range(2):
-        assert len({result.digest for result in results[rack * ranks :][:ranks]}) == 1
-    one, other = results[::ranks]
+    job = jobs(ranks=ranks, sizes=sizes)
+    config = {**CONFIG, "codec": codec, **more.pop("config", {})}
+    results = job.run(
+        dict(enumerate(racks)), script="tests.process.jointly", steps=STEPS, config=config, **more
+    )
+    begins = [0, (sizes or (ranks,))[0]]
+    for begin, end in zip(begins, (begins[1], None), strict=True):
+        assert len({result.digest for result in results[begin:end]}) == 1
+    one, other = (results[begin] for begin in begins)
     assert one.weights == other.weights
     assert len(one.commits) > 3
     assert one.losses != other.losses, "each rack has data of its own"
@@ -42,6 +52,14 @@ def test_racks_end_with_equal_bits_however_they_are_cut(jobs: Jobs) -> None:
     expected = trained(jobs, "float32", 1, [{}, {}])
     for name, (ranks, racks) in CUTS.items():
         assert trained(jobs, "float32", ranks, racks) == expected, name
+
+
+@pytest.mark.timeout(600)
+def test_racks_of_one_and_two_ranks_end_with_the_bits_of_racks_of_one(jobs: Jobs) -> None:
+    alike: Any = {"config": {"token_weighted_merge": False}}
+    expected = trained(jobs, "float32", 1, [{}, {}], **alike)
+    racks = [{}, {"cut": "dp", "microbatches": 2}]
+    assert trained(jobs, "float32", 1, racks, sizes=(1, 2), **alike) == expected
 
 
 @pytest.mark.slow

@@ -156,6 +156,37 @@ def test_layers_cut_over_ranks_have_the_bits_of_whole_ones(tmp_path: Path, ranks
     } == set()
 
 
+def cut_as_usual(tokens_cut: bool) -> dict[str, str]:
+    """Of a row-parallel layer the output, of a column-parallel one the gradient of its input: each
+    rank computes a part of every sum, and the parts are added."""
+    x, weight, _, grad = (each.detach() for each in tensors())
+    parts = {
+        "output": chain(share(x, 2), share(weight, 1).t()[None].expand(ROWS, -1, -1)),
+        "input": chain(share(grad, 2), share(weight, 0)[None].expand(ROWS, -1, -1)),
+    }
+    if not tokens_cut:
+        for part in parts.values():
+            dist.all_reduce(part)
+        return {name: digest(part) for name, part in parts.items()}
+    found = {}
+    for name, part in parts.items():
+        mine = torch.empty_like(share(part, 1))
+        pieces = [each.contiguous() for each in part.chunk(dist.get_world_size(), 1)]
+        dist.reduce_scatter(mine, pieces)
+        found[name] = digest(whole(mine, 1))
+    return found
+
+
+@pytest.mark.parametrize("tokens_cut", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_layers_cut_as_usual_have_other_bits(tmp_path: Path, ranks: int, tokens_cut: bool) -> None:
+    """So the test above would fail if the layers were cut so."""
+    expected = uncut()
+    found = on_ranks(ranks, tmp_path, lambda: cut_as_usual(tokens_cut))
+    assert "fault" not in found, found["fault"]
+    assert all(found[name] != expected[name] for name in ("output", "input"))
+
+
 def test_words_cut_over_ranks_come_whole_for_a_share_of_the_rows(tmp_path: Path) -> None:
     """5 rows for 2 ranks: one of zeros behind them."""
     logits, grad = drawn(5, 16), drawn(6, 16)

@@ -1,4 +1,4 @@
-# `make` alone says what there is. Everything runs in .venv, which is made on first use with plain pip.
+# `make` alone lists the targets. Everything runs in .venv, which is made on first use with plain pip.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,9 +11,9 @@ SITE := .venv-site
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-frameworks release-check site quality-table golden gate check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all test-frameworks release-check site quality-table golden gate check types map format bench mutants mutation-table fuzz storm simulate explore goodput replay clean
 
-help: ## say what there is
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
 
 demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; ARGS="--nproc-per-rack 2 --parallel fsdp2"
@@ -37,6 +37,13 @@ test-frameworks: $(FRAMEWORKS)/stamp $(TITAN)/stamp ## run the tests of mend.int
 quality-table: $(STAMP) ## compare merged models of small problems with a rack alone, by the reference and on real racks
 	$(BIN)/python -m benchmarks.small_problems --seeds 5 --save
 	$(BIN)/python -m benchmarks.small_problems --processes
+
+simulate explore goodput replay: $(STAMP)
+	$(BIN)/python -m mend_lab $@ $(ARGS)
+simulate: ## simulate jobs with faults and check the invariants; ARGS="--minutes 1"
+explore: ## check a small job exhaustively
+goodput: ## estimate what failures take from jobs of many chips
+replay: ## train a job again from its tapes; ARGS=folder
 
 golden: $(STAMP) ## write what errors and warnings say in tests into golden.json beside them; ARGS=tests/unit/config
 	GOLDEN=1 $(PYTEST) -q $(ARGS) -n 0

@@ -51,6 +51,8 @@ def _attend_with(
 ) -> Tensor:
     """(..., H, T, D). Inside sequences(...) every packed sequence sees itself alone."""
     refuse_subclass("scaled_dot_product_attention", query, key, value)
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("attention with is_causal=True and a mask: put both into the mask")
     at = layout()
     if not at.packs(query, query.dim() - 1) and not _packed(query, key, at):
         return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -121,6 +123,8 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: b
     if query.dim() < 3 or query.dim() != key.dim() or key.shape[:-1] != value.shape[:-1]:
         return False
     lead = -3 if gqa else -2
+    if query.shape[-1] != key.shape[-1] or query.shape[-3] % (key.shape[-3] or 1):
+        return False
     if query.shape[:lead] != key.shape[:lead] or not query.numel() * key.numel() * value.numel():
         return False
     if not query.dtype == key.dtype == value.dtype:

@@ -16,6 +16,7 @@ from mend.determinism import kernels
 from mend.determinism.attention import operator_with
 from mend.determinism.collectives import all_gather, own_share
 from mend.determinism.coverage import unseen
+from mend.determinism.fitting import refuse_norm, refuse_targets
 from mend.determinism.gemm import refuse_wide
 from mend.determinism.gpu_products import _kernels, leaf_sum, leaves_of
 from mend.determinism.kernels import MEAN, sum_all
@@ -209,6 +210,7 @@ def rms_norm(
 ) -> Tensor:
     """aten::rms_norm."""
     refuse_subclass("rms_norm", x, *(() if weight is None else (weight,)))
+    refuse_norm(x, shape, weight)
     small = torch.finfo(x.dtype).eps if eps is None else eps
     _refuse_features(math.prod(shape))
     output: Tensor = Norm.apply(x, weight, None, len(shape), small, True)  # type: ignore[no-untyped-call]
@@ -225,6 +227,7 @@ def layer_norm(
 ) -> Tensor:
     """aten::layer_norm."""
     refuse_subclass("layer_norm", x, *(each for each in (weight, bias) if each is not None))
+    refuse_norm(x, shape, weight, bias)
     _refuse_features(math.prod(shape))
     output: Tensor = Norm.apply(x, weight, bias, len(shape), eps, False)  # type: ignore[no-untyped-call]
     return output
@@ -274,6 +277,7 @@ def cross_entropy(
             "flatten to (N, V) and use plain targets",
         )
     x_NV, target_N = (x[None], target.reshape(1)) if x.dim() == 1 else (x, target)
+    refuse_targets(x_NV, target_N)
     losses: Tensor = Losses.apply(x_NV, target_N, ignore_index)  # type: ignore[no-untyped-call]
     return (
         losses.view(target.shape)

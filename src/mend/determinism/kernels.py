@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mend.determinism import fitting
 from mend.determinism.collectives import sum_over_shares
 from mend.determinism.gemm import ELEMENTS_MAX, batch_product, row_sums
 from mend.determinism.layout import layout, unpack
@@ -25,7 +26,7 @@ from mend.errors import NotDeterministic
 
 def _dims(x: Tensor, dim: Sequence[int] | None) -> list[int]:
     """The dimensions named, ascending and counted from the first; none named: all."""
-    return sorted({each % x.dim() for each in dim}) if dim else list(range(x.dim()))
+    return fitting.places_of(dim, x.dim()) if dim else list(range(x.dim()))
 
 
 def sum_dims(
@@ -190,6 +191,7 @@ def _pieces(indices: Sequence[int], numels: Sequence[int]) -> Iterator[list[int]
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
     """aten::dot."""
+    fitting.refuse_vectors(x, y)
     return sum_dims(widen(x) * widen(y)).to(x.dtype)
 
 
@@ -207,13 +209,18 @@ def foreach_norm(
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """aten::bmm."""
+    fitting.refuse_other_dims(a, b, 3)
+    fitting.refuse_other_type(a, b)
     return batch_product(a, b).to(a.dtype)
 
 
 def baddbmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """aten::baddbmm."""
+    fitting.refuse_other_dims(a, b, 3)
+    fitting.refuse_other_type(a, b)
     product = batch_product(a, b) * alpha
-    return (product if beta == 0 else add * beta + product).to(a.dtype)
+    total = product if beta == 0 else fitting.refuse_wider(add * beta + product, product)
+    return total.to(a.dtype)
 
 
 # softmax and losses
@@ -262,6 +269,7 @@ def nll_loss(
 ) -> tuple[Tensor, Tensor]:
     """aten::nll_loss_forward."""
     x_NC, target_N = (x[None], target.reshape(1)) if x.dim() == 1 else (x, target)
+    fitting.refuse_targets(x_NC, target_N, weight)
     kept = target_N != ignore_index
     index = target_N.where(kept, 0)[:, None]
     weights = x_NC.new_ones(x_NC.shape[1]) if weight is None else weight
@@ -350,6 +358,7 @@ def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """aten::native_layer_norm."""
+    fitting.refuse_norm(x, shape, weight, bias)
     wide, count = widen(x), math.prod(shape)
     mean = sum_features(wide, len(shape)) / count
     away = wide - mean
@@ -450,7 +459,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     """aten::index_add: x plus, for every row, a tree over the entries of `source`."""
     if not x.is_floating_point():  # exact in any order
         return torch.index_add(x, dim, index, source, alpha=alpha, out=torch.empty_like(x))
-    dim %= max(1, x.dim())
+    dim = fitting.place_of(dim, x.dim())
+    fitting.refuse_source(x, dim, index, source)
     _refuse_outside(index, x, dim)
     moved = source.movedim(dim, 0)
     flat_ND = moved.reshape(moved.shape[0], -1) * alpha
@@ -470,7 +480,8 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """aten::scatter_add: every element of x plus a tree over the entries along `dim`."""
     if not x.is_floating_point():  # exact in any order
         return torch.scatter_add(x, dim, index, source, out=torch.empty_like(x))
-    dim %= max(1, x.dim())
+    dim = fitting.place_of(dim, x.dim())
+    fitting.refuse_index(x, dim, index, source)
     _refuse_outside(index, x, dim)
     source = source[tuple(slice(0, size) for size in index.shape)]
     device = index.device

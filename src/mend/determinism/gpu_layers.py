@@ -172,13 +172,14 @@ class Norm(torch.autograd.Function):
             x, grad = flat.view(*lead, flat.shape[1]), grad.reshape(*lead, flat.shape[1])
             if at.token_group is not None:
                 x, grad, mean, rstd = _of_all_tokens(at.token_group, x, grad, mean, rstd)
-            if is_packed := at.packs(x, len(lead)):
+            if is_packed := bool(at.packed_dims(x, len(lead))):
                 mean, rstd = (leaves_of(each.view(*lead, 1), at).view(-1) for each in (mean, rstd))
             dx, dw, db = _kernels().norm_backward(
                 leaves_of(grad, at), leaves_of(x, at), scale, mean, rstd, ctx.is_rms
             )
             if is_packed:
-                dx = pack(dx, at.lengths)
+                rows, longest = len(at.lengths), max(at.lengths)
+                dx = pack(dx.view(rows, longest, -1, dx.shape[-1]), at.lengths)
             if at.token_group is not None:
                 dx = own_share(dx.view(x.shape), at.token_group, 1)
             sums = (

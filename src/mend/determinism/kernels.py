@@ -17,7 +17,7 @@ from torch import Tensor
 from mend.determinism import fitting
 from mend.determinism.collectives import sum_over_shares
 from mend.determinism.gemm import ELEMENTS_MAX, batch_product, row_sums
-from mend.determinism.layout import layout, unpack
+from mend.determinism.layout import Layout, layout, unpack
 from mend.determinism.trees import ZERO, tree_sum, wide_sum, wide_sum_dims, widen
 from mend.errors import NotDeterministic
 
@@ -52,15 +52,30 @@ def _wide_sum(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     if leading and at.token_group is not None and dims[:2] == [0, 1]:
         by_token = wide_sum_dims(x, dims[2:], True) if len(dims) > 2 else widen(x)
         total = wide_sum(sum_over_shares(by_token, 1, at.token_group), 0)
-    elif leading and at.packs(x, len(dims)):
-        rows = unpack(x.reshape(-1, *x.shape[len(dims) :]), at.lengths)
-        total = wide_sum_dims(rows, (0, 1))
+    elif lead := _packed_dims(x, dims, at):
+        rows = unpack(x.flatten(0, lead - 1), at.lengths)
+        inner = [each - lead + 2 for each in dims if each >= lead]
+        total = wide_sum_dims(rows, (0, 1, *inner))
+        kept = [1 if each in dims else size for each, size in enumerate(x.shape)]
+        shape = kept if keepdim else [size for each, size in enumerate(kept) if each not in dims]
+        return total.reshape(shape)
     elif leading and at.count and x.shape[0] % at.count == 0 and x.shape[0] != at.count:
         total = wide_sum_dims(at.unflatten(x), range(len(dims) + 1))
     else:
         return wide_sum_dims(x, dims, keepdim)
     rest = x.shape[len(dims) :]
     return total.reshape((1,) * len(dims) + rest if keepdim else rest)
+
+
+def _packed_dims(x: Tensor, dims: Sequence[int], at: Layout) -> int:
+    """How many of x's first dimensions are packed tokens, if a sum over `dims` adds them all; 0: it
+    does not. Before them `dims` need not name those of size 1: of a parameter of (1, 1, D)."""
+    if not at.lengths or not dims:
+        return 0
+    lead = at.packed_dims(x, dims[-1] + 1 if dims[0] == 0 else x.dim() - 1)
+    if not lead and len(dims) < x.dim():
+        at.refuse_inner_tokens(x, [each for each in dims if each < x.dim() - 1])
+    return lead if all(each in dims or x.shape[each] == 1 for each in range(lead)) else 0
 
 
 def sum_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -409,11 +424,13 @@ def embedding_backward(
     if scale_by_freq:
         raise NotDeterministic("an embedding with scale_grad_by_freq", "set it to False")
     at, width = layout(), grad.shape[-1]
-    if at.packs(indices, indices.dim()):
-        places = unpack(torch.ones(at.tokens, dtype=torch.bool), at.lengths)
+    if lead := at.packed_dims(indices, indices.dim()):
+        inner = indices.shape[lead:].numel()
+        places = unpack(torch.ones(at.tokens, inner, dtype=torch.bool), at.lengths)
         place_N = places.reshape(-1).nonzero()[:, 0]
-        longest = max(at.lengths)
+        longest = max(at.lengths) * inner
     else:
+        at.refuse_inner_tokens(indices, range(indices.dim()))
         by_row = at.unflatten(indices)
         longest = by_row.shape[1:].numel()
         place_N = torch.arange(indices.numel())

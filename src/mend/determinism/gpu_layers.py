@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -172,7 +173,10 @@ class Norm(torch.autograd.Function):
             x, grad = flat.view(*lead, flat.shape[1]), grad.reshape(*lead, flat.shape[1])
             if at.token_group is not None:
                 x, grad, mean, rstd = _of_all_tokens(at.token_group, x, grad, mean, rstd)
-            if is_packed := bool(at.packed_dims(x, len(lead))):
+            is_packed = bool(at.packed_dims(x, len(lead)))
+            if not is_packed and ctx.shapes == (None, None):  # nothing is summed over tokens
+                at = replace(at, lengths=())
+            if is_packed:
                 mean, rstd = (leaves_of(each.view(*lead, 1), at).view(-1) for each in (mean, rstd))
             dx, dw, db = _kernels().norm_backward(
                 leaves_of(grad, at), leaves_of(x, at), scale, mean, rstd, ctx.is_rms

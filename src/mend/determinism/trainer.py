@@ -305,7 +305,7 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 
 
 def refuse_unknown_rows(batch: Any, ranks: int, microbatches: int) -> None:
-    """Raises UsageError where it cannot be told which rows of the global batch these are."""
+    """Raises UsageError where it is not known which rows of the global batch these are."""
     at, tensors = layout(), list(tensors_in(batch))
     shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
     if at.lengths:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mend.determinism.coverage import unseen
+from mend.determinism.fitting import refuse_heads
 from mend.determinism.gemm import batch_product, refuse_wide
 from mend.determinism.kernels import softmax, softmax_backward
 from mend.determinism.layout import Layout, layout, pack, padded, unpack
@@ -113,6 +114,7 @@ def _attention(
         output: Tensor = Attention.apply(query, key, value, mask, factor)  # type: ignore[no-untyped-call]
         return output
     if enable_gqa:
+        refuse_heads(query, key)
         groups = query.shape[-3] // key.shape[-3]
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
     scores = matmul(query, key.transpose(-2, -1)) * factor

@@ -73,6 +73,8 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     """
     if not train or p == 0:
         return x
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     refuse_subclass("dropout", x)
     if p == 1:
         return x * 0

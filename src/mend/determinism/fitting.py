@@ -104,6 +104,14 @@ def refuse_index(x: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
         )
 
 
+def refuse_heads(query: Tensor, key: Tensor) -> None:
+    """Of attention with groups of heads."""
+    if query.shape[-3] % (key.shape[-3] or 1):
+        raise RuntimeError(
+            f"heads of queries of {tuple(query.shape)} are no groups for keys of {tuple(key.shape)}"
+        )
+
+
 def refuse_vectors(x: Tensor, y: Tensor) -> None:
     """Of a dot product."""
     if x.dim() != 1 or x.shape != y.shape:

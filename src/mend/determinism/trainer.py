@@ -317,7 +317,7 @@ def refuse_unknown_rows(batch: Any, ranks: int, microbatches: int) -> None:
     elif len({each.shape[0] for each in tensors}) > 1:
         raise UsageError(
             f"batch has tensors of {shapes}: their first dimensions differ, so its rows cannot be "
-            "counted; let loss_fn make what is not cut with the batch, such as positions and masks"
+            "counted; expand what has fewer, such as positions and masks, or make it in loss_fn"
         )
     elif ranks > 1 and not tensors:
         raise UsageError(

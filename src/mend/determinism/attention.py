@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mend.determinism.coverage import unseen
+from mend.determinism.fitting import refuse_heads
 from mend.determinism.gemm import batch_product, refuse_wide
 from mend.determinism.kernels import softmax, softmax_backward
-from mend.determinism.layout import Layout, layout, pack, unpack
+from mend.determinism.layout import Layout, layout, pack, padded, unpack
 from mend.determinism.linear import matmul, refuse_second_derivative, refuse_subclass
 from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic
@@ -51,28 +53,42 @@ def _attend_with(
 ) -> Tensor:
     """(..., H, T, D). Inside sequences(...) every packed sequence sees itself alone."""
     refuse_subclass("scaled_dot_product_attention", query, key, value)
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("attention with is_causal=True and a mask: put both into the mask")
     at = layout()
-    if not at.packs(query, query.dim() - 1) and not _packed(query, key, at):
+    if not at.lengths or _is_padded(query, at):
         return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if attn_mask is not None or query.shape[-2] != key.shape[-2]:
+    if not _is_packed(query, at):
+        raise NotDeterministic(
+            f"attention of queries of {tuple(query.shape)} inside sequences(...) of {at.tokens} "
+            "tokens would look across the borders of sequences",
+            "pass (1, heads, tokens, features) with the lengths of all its sequences",
+        )
+    if attn_mask is not None or not (_is_packed(key, at) and _is_packed(value, at)):
         raise NotDeterministic(
             "attention over packed sequences with a mask, or with other keys than queries",
             "pass is_causal=True, or nothing, inside sequences(...)",
         )
     q, k, v = (_by_sequence(x, at) for x in (query, key, value))
     mask = None if is_causal else _present(at, query.device)
-    out = attend(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa)
+    with padded() if dropout_p else nullcontext():
+        out = attend(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa)
     packed = pack(out.transpose(1, 2), at.lengths)  # (tokens, H, D)
     return packed.transpose(0, 1).reshape(query.shape[:-1] + value.shape[-1:])
 
 
-def _packed(query: Tensor, key: Tensor, at: Layout) -> bool:
-    return bool(at.lengths) and query.shape[-2] == at.tokens and query.shape[:-3].numel() == 1
+def _is_packed(x: Tensor, at: Layout) -> bool:
+    return x.shape[-2] == at.tokens and x.shape[:-3].numel() == 1
+
+
+def _is_padded(x: Tensor, at: Layout) -> bool:
+    """By the model itself: one row for every sequence."""
+    return x.dim() > 3 and (x.shape[0], x.shape[-2]) == (len(at.lengths), max(at.lengths))
 
 
 def _by_sequence(x: Tensor, at: Layout) -> Tensor:
     """(1, H, tokens, D) -> (sequences, H, longest, D)."""
-    return unpack(x.reshape(x.shape[-3:]).transpose(0, 1), at.lengths).transpose(1, 2)
+    return unpack(x.reshape(-1, *x.shape[-2:]).transpose(0, 1), at.lengths).transpose(1, 2)
 
 
 def _present(at: Layout, device: torch.device) -> Tensor:
@@ -98,6 +114,7 @@ def _attention(
         output: Tensor = Attention.apply(query, key, value, mask, factor)  # type: ignore[no-untyped-call]
         return output
     if enable_gqa:
+        refuse_heads(query, key)
         groups = query.shape[-3] // key.shape[-3]
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
     scores = matmul(query, key.transpose(-2, -1)) * factor
@@ -121,6 +138,8 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: b
     if query.dim() < 3 or query.dim() != key.dim() or key.shape[:-1] != value.shape[:-1]:
         return False
     lead = -3 if gqa else -2
+    if query.shape[-1] != key.shape[-1] or query.shape[-3] % (key.shape[-3] or 1):
+        return False
     if query.shape[:lead] != key.shape[:lead] or not query.numel() * key.numel() * value.numel():
         return False
     if not query.dtype == key.dtype == value.dtype:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mend.determinism import cuda_kernels
+from mend.determinism.fitting import no_product, same_shapes
 from mend.errors import NotDeterministic
 from mend.kernels import chain_kernel
 
@@ -15,6 +16,8 @@ from mend.kernels import chain_kernel
 def product(a_ZMK: Tensor, b_ZKN: Tensor) -> Tensor:
     """a @ b as (Z, M, N): one chain of fused multiply-adds over K, of fp32."""
     refuse_other_types("a matrix product", a_ZMK, b_ZKN)
+    if a_ZMK.shape[::2] != b_ZKN.shape[:2]:
+        raise no_product(a_ZMK, b_ZKN)
     if a_ZMK.is_cuda:
         return cuda_kernels.product(a_ZMK, b_ZKN)
     out = _empty(*a_ZMK.shape[:2], b_ZKN.shape[2])
@@ -35,6 +38,7 @@ def row_sums(x_ND: Tensor) -> Tensor:
 def apply(name: str, *tensors: Tensor) -> Tensor:
     """The function of kernels/elementary.py, of tensors of one shape."""
     refuse_other_types(name, *tensors)
+    tensors = tuple(same_shapes(tensors))
     if tensors[0].is_cuda:
         return cuda_kernels.apply(name, *(each.contiguous() for each in tensors))
     out = _empty(*tensors[0].shape)

@@ -73,6 +73,8 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     """
     if not train or p == 0:
         return x
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     refuse_subclass("dropout", x)
     if p == 1:
         return x * 0
@@ -88,19 +90,19 @@ def kept_elements(x: Tensor, p: float, layer: int | Tensor) -> Tensor:
     `layer`: a tensor is one of Names, which knows the first row."""
     at, shape = layout(), x.shape
     first_name = layer if isinstance(layer, Tensor) else at.first_row + layer
-    if not (at.packs(x, 1) or at.packs(x, 2)):
+    packed = at.packed_dims(x, x.dim() - (x.shape[:-1].numel() > 1))
+    if not packed:
+        at.refuse_inner_tokens(x, range(x.dim() - 1))
         x = at.unflatten(x)
     first = torch.arange(x.shape[0] if x.dim() else 1, device=x.device)
     rest = list(x.shape[1:])
     hashed = _mix(first + first_name)
-    lead = 1
-    if at.packs(x, 1) or at.packs(x, 2):
-        lead = 1 if at.packs(x, 1) else 2
+    if packed:
         sizes = torch.tensor(at.lengths)
         row = torch.arange(len(sizes)).repeat_interleave(sizes).to(x.device)
         within = torch.cat([torch.arange(size) for size in at.lengths]).to(x.device)
         hashed = _mix(_mix(row + first_name) ^ within)
-        rest = list(x.shape[lead:])
+        rest = list(x.shape[packed:])
     for dim, size in enumerate(rest):
         start = at.first_token if dim == 0 else 0
         hashed = _mix(hashed[..., None] ^ torch.arange(start, start + size, device=x.device))

@@ -49,9 +49,7 @@ def _on_gpu(words: Tensor, grad: Tensor, vocabulary: int, at: Layout) -> Tensor:
     from mend.determinism import gpu_kernels
     from mend.determinism.gpu_products import leaves_of
 
-    if at.packs(words, words.dim()):
-        words, grad = words.reshape(1, -1), grad.reshape(1, -1, grad.shape[-1])
-    elif not at.lengths and at.count and (not words.dim() or words.shape[0] % at.count):
+    if not at.lengths and at.count and (not words.dim() or words.shape[0] % at.count):
         # Not of the batch, such as positions: what autograd has summed over rows already.
         words_LT, grad_LTD = words.reshape(1, -1), grad.reshape(1, -1, grad.shape[-1])
         made: Tensor = gpu_kernels.word_sums(words_LT, grad_LTD.contiguous(), vocabulary)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mend.determinism import chains
+from mend.determinism.fitting import no_product
 from mend.determinism.trees import ZERO, Stack, sum_nodes, tree_sum
 from mend.errors import NotDeterministic
 
@@ -77,7 +78,9 @@ def rows_product(a_MK: Tensor, b_NK: Tensor, leaf: int) -> Tensor:
     if _whole_chains:
         return chains.product(a_MK[None], b_NK.t()[None])[0]
     refuse_wide(a_MK, b_NK)
-    (rows, pairs), columns = a_MK.shape, b_NK.shape[0]
+    (rows, pairs), (columns, inputs) = a_MK.shape, b_NK.shape
+    if pairs != inputs:
+        raise no_product(a_MK, b_NK.t())
     if pairs % leaf or not rows or not pairs:
         return batch_product(a_MK[None], b_NK.t()[None], leaf)[0]
     leaves = pairs // leaf
@@ -95,7 +98,9 @@ def batch_product(a_BMK: Tensor, b_BKN: Tensor, leaf: int = LEAF_MAX) -> Tensor:
         return chains.product(a_BMK, b_BKN)
     refuse_wide(a_BMK, b_BKN)
     a_BMK, b_BKN = _fp32(a_BMK), _fp32(b_BKN)
-    (batch, rows, pairs), columns = a_BMK.shape, b_BKN.shape[2]
+    (batch, rows, pairs), (others, inputs, columns) = a_BMK.shape, b_BKN.shape
+    if batch != others or pairs != inputs:
+        raise no_product(a_BMK, b_BKN)
     if not pairs or not batch * rows * columns:
         return a_BMK.new_zeros(batch, rows, columns)
     a_BMK, b_BKN = _pad(a_BMK, b_BKN)

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mend.determinism.fitting import no_product
+
 CHUNK = 32
 """Tokens of a partial sum."""
 _CHUNK = tl.constexpr(CHUNK)
@@ -79,7 +81,9 @@ def _products(
 
 def products(a_ZMK: Tensor, b_ZKN: Tensor) -> Tensor:
     """a @ b as (Z, M, N) in fp32; any strides."""
-    (batch, rows, pairs), columns = a_ZMK.shape, b_ZKN.shape[2]
+    (batch, rows, pairs), (others, inputs, columns) = a_ZMK.shape, b_ZKN.shape
+    if batch != others or pairs != inputs:
+        raise no_product(a_ZMK, b_ZKN)
     out = torch.empty(batch, rows, columns, device=a_ZMK.device, dtype=torch.float32)
     if out.numel():
         grid = (triton.cdiv(rows, 64), triton.cdiv(columns, 64), batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from mend.determinism import kernels
 from mend.determinism.attention import operator_with
 from mend.determinism.collectives import all_gather, own_share
 from mend.determinism.coverage import unseen
+from mend.determinism.fitting import refuse_norm, refuse_targets
 from mend.determinism.gemm import refuse_wide
 from mend.determinism.gpu_products import _kernels, leaf_sum, leaves_of
 from mend.determinism.kernels import MEAN, sum_all
@@ -171,13 +173,17 @@ class Norm(torch.autograd.Function):
             x, grad = flat.view(*lead, flat.shape[1]), grad.reshape(*lead, flat.shape[1])
             if at.token_group is not None:
                 x, grad, mean, rstd = _of_all_tokens(at.token_group, x, grad, mean, rstd)
-            if is_packed := at.packs(x, len(lead)):
+            is_packed = bool(at.packed_dims(x, len(lead)))
+            if not is_packed and ctx.shapes == (None, None):  # nothing is summed over tokens
+                at = replace(at, lengths=())
+            if is_packed:
                 mean, rstd = (leaves_of(each.view(*lead, 1), at).view(-1) for each in (mean, rstd))
             dx, dw, db = _kernels().norm_backward(
                 leaves_of(grad, at), leaves_of(x, at), scale, mean, rstd, ctx.is_rms
             )
             if is_packed:
-                dx = pack(dx, at.lengths)
+                rows, longest = len(at.lengths), max(at.lengths)
+                dx = pack(dx.view(rows, longest, -1, dx.shape[-1]), at.lengths)
             if at.token_group is not None:
                 dx = own_share(dx.view(x.shape), at.token_group, 1)
             sums = (
@@ -209,6 +215,7 @@ def rms_norm(
 ) -> Tensor:
     """aten::rms_norm."""
     refuse_subclass("rms_norm", x, *(() if weight is None else (weight,)))
+    refuse_norm(x, shape, weight)
     small = torch.finfo(x.dtype).eps if eps is None else eps
     _refuse_features(math.prod(shape))
     output: Tensor = Norm.apply(x, weight, None, len(shape), small, True)  # type: ignore[no-untyped-call]
@@ -225,6 +232,7 @@ def layer_norm(
 ) -> Tensor:
     """aten::layer_norm."""
     refuse_subclass("layer_norm", x, *(each for each in (weight, bias) if each is not None))
+    refuse_norm(x, shape, weight, bias)
     _refuse_features(math.prod(shape))
     output: Tensor = Norm.apply(x, weight, bias, len(shape), eps, False)  # type: ignore[no-untyped-call]
     return output
@@ -274,6 +282,7 @@ def cross_entropy(
             "flatten to (N, V) and use plain targets",
         )
     x_NV, target_N = (x[None], target.reshape(1)) if x.dim() == 1 else (x, target)
+    refuse_targets(x_NV, target_N)
     losses: Tensor = Losses.apply(x_NV, target_N, ignore_index)  # type: ignore[no-untyped-call]
     return (
         losses.view(target.shape)

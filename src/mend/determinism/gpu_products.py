@@ -23,11 +23,13 @@ from torch import Tensor
 from mend.determinism.autocasting import compute_type
 from mend.determinism.coverage import unseen
 from mend.determinism.digests import same_bits
+from mend.determinism.fitting import refuse_other_dims, refuse_other_type, refuse_wider
 from mend.determinism.gemm import refuse_wide
 from mend.determinism.layout import Layout, by_sequence, layout
 from mend.determinism.linear import (
     addmm_with,
     matmul_with,
+    refuse_other_weight,
     refuse_second_derivative,
     refuse_subclass,
 )
@@ -269,6 +271,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """aten::linear."""
     refuse_subclass("linear", x, weight)
     refuse_wide(x, weight)
+    refuse_other_weight(x, weight)
     if weight.dim() == 1:
         return linear(x, weight[None], bias).squeeze(-1)
     result: Tensor = Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -282,6 +285,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
     """aten::mm."""
+    refuse_other_dims(a, b, 2)
     return linear(a, b.t())
 
 
@@ -293,14 +297,18 @@ def addmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """aten::bmm."""
     refuse_wide(a, b)
+    refuse_other_dims(a, b, 3)
+    refuse_other_type(a, b)
     return batch_product(a, b).to(a.dtype)
 
 
 def baddbmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """aten::baddbmm."""
     refuse_wide(a, b)
+    refuse_other_dims(a, b, 3)
+    refuse_other_type(a, b)
     made = batch_product(a, b) * alpha
-    return (made if beta == 0 else add * beta + made).to(a.dtype)
+    return (made if beta == 0 else refuse_wider(add * beta + made, made)).to(a.dtype)
 
 
 def missing_requirement() -> str | None:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mend.determinism import fitting
 from mend.determinism.collectives import sum_over_shares
 from mend.determinism.gemm import ELEMENTS_MAX, batch_product, row_sums
-from mend.determinism.layout import layout, unpack
+from mend.determinism.layout import Layout, layout, unpack
 from mend.determinism.trees import ZERO, tree_sum, wide_sum, wide_sum_dims, widen
 from mend.errors import NotDeterministic
 
@@ -25,7 +26,7 @@ from mend.errors import NotDeterministic
 
 def _dims(x: Tensor, dim: Sequence[int] | None) -> list[int]:
     """The dimensions named, ascending and counted from the first; none named: all."""
-    return sorted({each % x.dim() for each in dim}) if dim else list(range(x.dim()))
+    return fitting.places_of(dim, x.dim()) if dim else list(range(x.dim()))
 
 
 def sum_dims(
@@ -51,15 +52,30 @@ def _wide_sum(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     if leading and at.token_group is not None and dims[:2] == [0, 1]:
         by_token = wide_sum_dims(x, dims[2:], True) if len(dims) > 2 else widen(x)
         total = wide_sum(sum_over_shares(by_token, 1, at.token_group), 0)
-    elif leading and at.packs(x, len(dims)):
-        rows = unpack(x.reshape(-1, *x.shape[len(dims) :]), at.lengths)
-        total = wide_sum_dims(rows, (0, 1))
+    elif lead := _packed_dims(x, dims, at):
+        rows = unpack(x.flatten(0, lead - 1), at.lengths)
+        inner = [each - lead + 2 for each in dims if each >= lead]
+        total = wide_sum_dims(rows, (0, 1, *inner))
+        kept = [1 if each in dims else size for each, size in enumerate(x.shape)]
+        shape = kept if keepdim else [size for each, size in enumerate(kept) if each not in dims]
+        return total.reshape(shape)
     elif leading and at.count and x.shape[0] % at.count == 0 and x.shape[0] != at.count:
         total = wide_sum_dims(at.unflatten(x), range(len(dims) + 1))
     else:
         return wide_sum_dims(x, dims, keepdim)
     rest = x.shape[len(dims) :]
     return total.reshape((1,) * len(dims) + rest if keepdim else rest)
+
+
+def _packed_dims(x: Tensor, dims: Sequence[int], at: Layout) -> int:
+    """How many of x's first dimensions are packed tokens, if a sum over `dims` adds them all; 0: it
+    does not. Before them `dims` need not name those of size 1: of a parameter of (1, 1, D)."""
+    if not at.lengths or not dims:
+        return 0
+    lead = at.packed_dims(x, dims[-1] + 1 if dims[0] == 0 else x.dim() - 1)
+    if not lead and len(dims) < x.dim():
+        at.refuse_inner_tokens(x, [each for each in dims if each < x.dim() - 1])
+    return lead if all(each in dims or x.shape[each] == 1 for each in range(lead)) else 0
 
 
 def sum_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -190,6 +206,7 @@ def _pieces(indices: Sequence[int], numels: Sequence[int]) -> Iterator[list[int]
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
     """aten::dot."""
+    fitting.refuse_vectors(x, y)
     return sum_dims(widen(x) * widen(y)).to(x.dtype)
 
 
@@ -207,13 +224,18 @@ def foreach_norm(
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """aten::bmm."""
+    fitting.refuse_other_dims(a, b, 3)
+    fitting.refuse_other_type(a, b)
     return batch_product(a, b).to(a.dtype)
 
 
 def baddbmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """aten::baddbmm."""
+    fitting.refuse_other_dims(a, b, 3)
+    fitting.refuse_other_type(a, b)
     product = batch_product(a, b) * alpha
-    return (product if beta == 0 else add * beta + product).to(a.dtype)
+    total = product if beta == 0 else fitting.refuse_wider(add * beta + product, product)
+    return total.to(a.dtype)
 
 
 # softmax and losses
@@ -262,6 +284,7 @@ def nll_loss(
 ) -> tuple[Tensor, Tensor]:
     """aten::nll_loss_forward."""
     x_NC, target_N = (x[None], target.reshape(1)) if x.dim() == 1 else (x, target)
+    fitting.refuse_targets(x_NC, target_N, weight)
     kept = target_N != ignore_index
     index = target_N.where(kept, 0)[:, None]
     weights = x_NC.new_ones(x_NC.shape[1]) if weight is None else weight
@@ -350,6 +373,7 @@ def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """aten::native_layer_norm."""
+    fitting.refuse_norm(x, shape, weight, bias)
     wide, count = widen(x), math.prod(shape)
     mean = sum_features(wide, len(shape)) / count
     away = wide - mean
@@ -400,11 +424,13 @@ def embedding_backward(
     if scale_by_freq:
         raise NotDeterministic("an embedding with scale_grad_by_freq", "set it to False")
     at, width = layout(), grad.shape[-1]
-    if at.packs(indices, indices.dim()):
-        places = unpack(torch.ones(at.tokens, dtype=torch.bool), at.lengths)
+    if lead := at.packed_dims(indices, indices.dim()):
+        inner = indices.shape[lead:].numel()
+        places = unpack(torch.ones(at.tokens, inner, dtype=torch.bool), at.lengths)
         place_N = places.reshape(-1).nonzero()[:, 0]
-        longest = max(at.lengths)
+        longest = max(at.lengths) * inner
     else:
+        at.refuse_inner_tokens(indices, range(indices.dim()))
         by_row = at.unflatten(indices)
         longest = by_row.shape[1:].numel()
         place_N = torch.arange(indices.numel())
@@ -450,7 +476,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     """aten::index_add: x plus, for every row, a tree over the entries of `source`."""
     if not x.is_floating_point():  # exact in any order
         return torch.index_add(x, dim, index, source, alpha=alpha, out=torch.empty_like(x))
-    dim %= max(1, x.dim())
+    dim = fitting.place_of(dim, x.dim())
+    fitting.refuse_source(x, dim, index, source)
     _refuse_outside(index, x, dim)
     moved = source.movedim(dim, 0)
     flat_ND = moved.reshape(moved.shape[0], -1) * alpha
@@ -470,7 +497,8 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """aten::scatter_add: every element of x plus a tree over the entries along `dim`."""
     if not x.is_floating_point():  # exact in any order
         return torch.scatter_add(x, dim, index, source, out=torch.empty_like(x))
-    dim %= max(1, x.dim())
+    dim = fitting.place_of(dim, x.dim())
+    fitting.refuse_index(x, dim, index, source)
     _refuse_outside(index, x, dim)
     source = source[tuple(slice(0, size) for size in index.shape)]
     device = index.device

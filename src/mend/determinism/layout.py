@@ -30,9 +30,25 @@ class Layout:
     def tokens(self) -> int:
         return sum(self.lengths)
 
-    def packs(self, x: Tensor, dims: int) -> bool:
-        """Whether the first `dims` dimensions of x are the packed tokens."""
-        return bool(self.lengths) and x.shape[:dims].numel() == self.tokens
+    def packed_dims(self, x: Tensor, dims: int) -> int:
+        """How many of the first `dims` dimensions of x are the packed tokens; 0: none. What
+        follows them, such as heads, belongs to its token."""
+        product = 1
+        for place, size in enumerate(x.shape[:dims] if self.lengths else ()):
+            product *= size
+            if product == self.tokens:
+                return place + 1
+        return 0
+
+    def refuse_inner_tokens(self, x: Tensor, places: Sequence[int]) -> None:
+        """Raises NotDeterministic where one of these dimensions of x, which does not begin with
+        the packed tokens, has as many."""
+        if self.tokens > 1 and any(x.shape[each] == self.tokens for each in places if each):
+            raise NotDeterministic(
+                f"a tensor of shape {tuple(x.shape)} inside sequences(...) of {self.tokens} "
+                "tokens: they are not its first dimensions",
+                "put them first, as (1, tokens, heads, features), and pack all rows into one",
+            )
 
     def unflatten(self, x: Tensor) -> Tensor:
         """Rows that a model flattened with what follows them, (rows * T, ...), as (rows, T, ...).
@@ -105,6 +121,13 @@ def share_of_tokens(group: dist.ProcessGroup, first: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def padded() -> Iterator[None]:
+    """Inside, packed sequences are the rows of a batch."""
+    with _put(replace(layout(), lengths=(), count=len(layout().lengths))):
+        yield
+
+
 def unpack(x: Tensor, lengths: Sequence[int]) -> Tensor:
     """(tokens, ...) -> (sequences, longest, ...), with zeros after every sequence."""
     padded = x.new_zeros(len(lengths), max(lengths), *x.shape[1:])
@@ -120,9 +143,11 @@ def pack(padded: Tensor, lengths: Sequence[int]) -> Tensor:
 
 def by_sequence(x: Tensor, at: Layout) -> Tensor:
     """(..., D) -> (B, T, D): one row per sequence. Without a batch every row is a sequence."""
-    if at.packs(x, x.dim() - 1):
-        return unpack(x.reshape(-1, x.shape[-1]), at.lengths)
     if x.dim() == 1:
         return x.reshape(1, 1, -1)
+    if lead := at.packed_dims(x, x.dim() - 1):
+        x = unpack(x.flatten(0, lead - 1), at.lengths)
+    else:
+        at.refuse_inner_tokens(x, range(x.dim() - 1))
     x = at.unflatten(x)
     return x.reshape(x.shape[0], x.shape[1:-1].numel(), x.shape[-1])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mend.determinism.autocasting import compute_type
 from mend.determinism.coverage import unseen
+from mend.determinism.fitting import refuse_other_dims, refuse_other_type, refuse_wider
 from mend.determinism.gemm import leaf_of, outer_product, refuse_wide, rows_product
 from mend.determinism.layout import Layout, by_sequence, layout
 from mend.determinism.trees import tree_sum_dims, widen
@@ -105,6 +106,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """aten::linear."""
     refuse_subclass("linear", x, weight)
     refuse_wide(x, weight)
+    refuse_other_weight(x, weight)
     order = _order(x.shape[-1], weight.shape[0])
     if weight.dim() == 1:
         return linear(x, weight[None], bias).squeeze(-1)
@@ -137,6 +139,7 @@ def matmul_with(layer: Callable[..., Tensor], a: Tensor, b: Tensor) -> Tensor:
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
     """aten::mm: the rows of `a` are sequences of one token, unless sequences(...) says more."""
+    refuse_other_dims(a, b, 2)
     return linear(a, b.t())
 
 
@@ -149,10 +152,17 @@ def addmm_with(
     layer: Callable[..., Tensor], add: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float
 ) -> Tensor:
     """As linear layers of the kind of GPT-2's Conv1D use it."""
+    refuse_other_dims(a, b, 2)
     if beta == 1 and alpha == 1 and add.dim() == 1:
         return layer(a, b.t(), add)
     product = layer(a, b.t()) * alpha
-    return product if beta == 0 else add * beta + product
+    return product if beta == 0 else refuse_wider(add * beta + product, product)
+
+
+def refuse_other_weight(x: Tensor, weight: Tensor) -> None:
+    """Of another type, where autocast does not give both one."""
+    if x.dtype != weight.dtype and compute_type() is None:
+        refuse_other_type(x, weight)
 
 
 def refuse_second_derivative(at: Layout) -> None:

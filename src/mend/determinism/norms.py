@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mend.determinism.coverage import unseen
+from mend.determinism.fitting import refuse_norm
 from mend.determinism.kernels import sum_dims, sum_features
 from mend.determinism.layout import layout
 from mend.determinism.linear import refuse_second_derivative, refuse_subclass
@@ -54,6 +55,7 @@ def rms_norm(
 ) -> Tensor:
     """aten::rms_norm."""
     refuse_subclass("rms_norm", x, *(() if weight is None else (weight,)))
+    refuse_norm(x, shape, weight)
     small = torch.finfo(x.dtype).eps if eps is None else eps
     output: Tensor = RmsNorm.apply(x, weight, len(shape), small)  # type: ignore[no-untyped-call]
     return output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -181,6 +181,8 @@ class DeterministicTrainer(Closes):
         begin = partial(seed_all, seed_of(seed, part) if part and self.level == "run" else seed)
         begin()
         count = rows_in(batch)
+        if self.level != "run":
+            refuse_unknown_rows(batch, ranks, self.microbatches)
 
         def run(batch: Batch) -> Tensor:
             loss = loss_fn(self.model, batch)
@@ -287,12 +289,41 @@ def cut(batch: Any, parts: int) -> list[Any]:
 
 def rows_in(batch: Any) -> int:
     """Rows of the first tensor in nested tuples, lists and dicts; 0 where there is none."""
+    return next((each.shape[0] for each in tensors_in(batch) if each.shape[0]), 0)
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Those that have dimensions, in nested tuples, lists and dicts."""
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 0
+        if batch.dim():
+            yield batch
+        return
     parts = batch.values() if isinstance(batch, Mapping) else batch
-    if not isinstance(parts, (ValuesView, tuple, list)):
-        return 0
-    return next((rows for part in parts if (rows := rows_in(part))), 0)
+    if isinstance(parts, (ValuesView, tuple, list)):
+        for part in parts:
+            yield from tensors_in(part)
+
+
+def refuse_unknown_rows(batch: Any, ranks: int, microbatches: int) -> None:
+    """Raises UsageError where it is not known which rows of the global batch these are."""
+    at, tensors = layout(), list(tensors_in(batch))
+    shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
+    if at.lengths:
+        if microbatches > 1 and not any(at.packed_dims(each, each.dim()) for each in tensors):
+            raise UsageError(
+                f"lengths={at.lengths}: {at.tokens} tokens, and a microbatch has tensors of "
+                f"{shapes}; sequences(...) takes the lengths of one microbatch, the same in all"
+            )
+    elif len({each.shape[0] for each in tensors}) > 1:
+        raise UsageError(
+            f"batch has tensors of {shapes}: their first dimensions differ, so its rows cannot be "
+            "counted; expand what has fewer, such as positions and masks, or make it in loss_fn"
+        )
+    elif ranks > 1 and not tensors:
+        raise UsageError(
+            f"batch={type(batch).__name__}: it has no tensors in tuples, lists or dicts, whose "
+            "rows each rank counts; give it as one of these"
+        )
 
 
 class _Snapshot:

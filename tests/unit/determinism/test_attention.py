@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mend.determinism import attention, sequences
+from mend.determinism import rows as batch_rows
 from mend.determinism.digests import same_bits
 from mend.errors import NotDeterministic
 from tests.unit.determinism.numbers import noise
@@ -101,6 +102,53 @@ def test_a_mask_over_packed_sequences_is_refused() -> None:
     x = noise(1, 2, 8, 4)
     with sequences([3, 5]), pytest.raises(NotDeterministic, match="packed"):
         F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(8, 8, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows"), [([4, 3], 1), ([4, 4], 2), ([4, 4, 4, 4], 2), ([8], 2), ([2, 2], 4)]
+)
+def test_attention_that_is_not_packed_as_the_lengths_say_is_refused(
+    lengths: list[int], rows: int
+) -> None:
+    """It looked across the borders of sequences."""
+    x = noise(rows, 2, 8, 4)
+    with sequences(lengths), pytest.raises(NotDeterministic, match="across the borders"):
+        F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def test_keys_of_several_rows_are_refused() -> None:
+    x = noise(1, 2, 8, 4)
+    with sequences([3, 5]), pytest.raises(NotDeterministic, match="other keys"):
+        F.scaled_dot_product_attention(x, torch.cat([x, x]), torch.cat([x, x]))
+
+
+def test_a_model_may_pad_its_packed_sequences() -> None:
+    x = noise(2, 2, 5, 4)
+    with sequences([3, 5]):
+        found = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    assert same_bits(found, F.scaled_dot_product_attention(x, x, x, is_causal=True))
+
+
+def test_packed_without_heads_is_packed_with_one() -> None:
+    x = noise(8, 4)
+    with sequences([3, 5]):
+        with_heads = F.scaled_dot_product_attention(*(x[None, None],) * 3, is_causal=True)
+        assert same_bits(F.scaled_dot_product_attention(x, x, x, is_causal=True), with_heads[0, 0])
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_dropout_of_packed_attention_is_that_of_padded(heads: int) -> None:
+    """With 4 heads the weights have as many rows as there are tokens, and were taken for them."""
+    x, padded = noise(1, heads, 8, 4), torch.zeros(2, heads, 5, 4)
+    padded[0, :, :3], padded[1] = x[0, :, :3], x[0, :, 3:]
+    how: dict[str, Any] = {"dropout_p": 0.5, "is_causal": True}
+    torch.manual_seed(5)
+    with sequences([3, 5]):
+        packed = F.scaled_dot_product_attention(x, x, x, **how)
+    torch.manual_seed(5)
+    with batch_rows(0, 2):
+        found = F.scaled_dot_product_attention(*(padded,) * 3, **how)
+    assert same_bits(packed[0], torch.cat([found[0, :, :3], found[1]], 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from mend.determinism import rows, sequences
 from mend.determinism.chance import kept_elements
 from mend.determinism.digests import same_bits
+from mend.errors import NotDeterministic
 
 pytestmark = pytest.mark.usefixtures("shape_level")
 
@@ -47,6 +48,17 @@ def test_packed_is_padded() -> None:
         flat = kept_elements(torch.ones(8, 6), 0.5, 99)
     assert torch.equal(packed[0], torch.cat([padded[0, :3], padded[1]]))
     assert torch.equal(flat, packed[0])
+
+
+def test_packed_is_padded_where_tokens_have_heads() -> None:
+    padded = kept_elements(torch.ones(2, 5, 3, 6), 0.5, 99)
+    with sequences([3, 5]):
+        packed = kept_elements(torch.ones(1, 8, 3, 6), 0.5, 99)
+        with pytest.raises(NotDeterministic, match="put them first"):
+            kept_elements(torch.ones(1, 3, 8, 6), 0.5, 99)
+        pooled = kept_elements(torch.ones(2, 4), 0.5, 99)
+    assert torch.equal(packed[0], torch.cat([padded[0, :3], padded[1]]))
+    assert torch.equal(pooled, kept_elements(torch.ones(2, 4), 0.5, 99)), "a row per sequence"
 
 
 def test_checkpointing_draws_the_same() -> None:

@@ -14,13 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mend.determinism import gpu_products
+from mend.determinism import gpu_products, sequences
 from mend.determinism import kernels as on_cpu
 from mend.determinism.digests import same_bits
 from mend.determinism.gpu_layers import _reciprocal as reciprocal
-from mend.determinism.gpu_layers import deviation, variance
+from mend.determinism.gpu_layers import deviation, rms_norm, variance
 from mend.determinism.gpu_products import leaf_sum, outer_product
+from mend.determinism.layout import unpack
 from mend.determinism.trees import tree_sum, wide_sum
+from mend.errors import NotDeterministic
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -207,3 +209,22 @@ def test_losses_are_right_and_ignore_what_is_ignored(kernels: Any) -> None:
 def test_a_target_outside_of_the_vocabulary_gives_nan(kernels: Any) -> None:
     losses, _ = kernels.loss_forward(drawn(2, 10), torch.tensor([10, 3], device=DEVICE), -100)
     assert losses.isnan().tolist() == [True, False]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_norm_of_packed_heads_has_the_gradients_of_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_products, "_leaf_rows", 1)
+    lengths, weight = (3, 40, 6), torch.linspace(0.5, 2, 8, device=DEVICE).requires_grad_()
+    packed = drawn(49, 2, 8)
+
+    def gradients(x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        leaf = x.detach().clone().requires_grad_()
+        return torch.autograd.grad(rms_norm(leaf, (8,), weight), (leaf, weight), grad)
+
+    dx, dw = gradients(unpack(packed, lengths), unpack(packed.flip(0), lengths))
+    with sequences(lengths):
+        found_dx, found_dw = gradients(packed[None], packed.flip(0)[None])
+        with pytest.raises(NotDeterministic, match="put them first"):
+            gradients(packed.transpose(0, 1)[None], packed.transpose(0, 1)[None])
+    assert same_bits(unpack(found_dx[0], lengths), dx)
+    assert same_bits(found_dw, dw)

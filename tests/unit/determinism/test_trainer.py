@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import runpy
 from collections import UserDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mend.determinism import DeterministicTrainer, digest, enable, sequences
 from mend.determinism.enabling import enabled
-from mend.determinism.trainer import cut, rows_in
+from mend.determinism.trainer import cut, refuse_unknown_rows, rows_in
 from mend.errors import ConfigError, UsageError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -268,6 +269,45 @@ def test_dropout_of_packed_sequences_goes_by_the_sequence() -> None:
             trainer.step(torch.ones(16, 2), record)
         kept.append(torch.cat(dropped))
     assert torch.equal(kept[0], kept[1])
+
+
+def step_of(batch: Any, microbatches: int = 1) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    with DeterministicTrainer(model, optimizer, 3, level="shape", microbatches=microbatches) as own:
+        own.step(batch, lambda model, batch: model(torch.ones(8, 2)).mean())
+
+
+@pytest.mark.parametrize("lengths", [(3, 5, 6, 2), (3, 4)])
+def test_microbatches_of_other_tokens_than_the_lengths_are_refused(lengths: Sequence[int]) -> None:
+    """Each was one long sequence then, with attention across the borders."""
+    with sequences(lengths), pytest.raises(UsageError, match=r"lengths=.*\(8,\).*one microbatch"):
+        step_of(torch.arange(16), microbatches=2)
+    with sequences((3, 5)):
+        step_of(torch.arange(16), microbatches=2)
+
+
+def test_tensors_of_several_first_dimensions_are_refused() -> None:
+    """The rows were those of the first tensor: one, of positions."""
+    positions, x = torch.arange(12)[None], torch.ones(8, 12)
+    with pytest.raises(UsageError, match=r"\(1, 12\), \(8, 12\).*positions"):
+        step_of((positions, {"x": x}))
+    step_of((torch.tensor(2), x, [x]))
+    with sequences((3, 5)):
+        step_of((x, torch.arange(3)))
+
+
+def test_rows_that_ranks_cannot_count_are_refused() -> None:
+    """All ranks began at row 0 then, with the same dropout."""
+    with pytest.raises(UsageError, match="batch=Opaque"):
+        refuse_unknown_rows(Opaque(torch.ones(4)), 2, 1)
+    refuse_unknown_rows(Opaque(torch.ones(4)), 1, 1)
+    refuse_unknown_rows([torch.ones(4)], 2, 1)
+
+
+@dataclass
+class Opaque:
+    x: Tensor
 
 
 class WideState(torch.optim.Optimizer):

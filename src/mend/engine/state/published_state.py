@@ -1,6 +1,6 @@
 """The state that the loop publishes to the training thread, under one lock.
 
-Only values cross the threads, never objects that change. The loop writes anchors, decided commits
+Values cross the threads, and open offers, of which the loop sets each field once. The loop writes anchors, decided commits
 and discarded offers; the training thread reads them at apply points. In the other direction the
 training thread posts events.
 """

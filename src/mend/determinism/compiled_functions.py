@@ -22,7 +22,9 @@ COMPILER: dict[str, Any] = {"options": {"emulate_precision_casts": True}}
 """It rounds after every operator, as torch does, so that bits depend less on which operators it
 puts into one kernel."""
 
-ALLOWED = frozenset(("sigmoid", "silu", "silu_backward", "gelu", "gelu_backward"))
+ALLOWED = frozenset(
+    ("rsqrt", "rsqrt_", "sigmoid", "silu", "silu_backward", "gelu", "gelu_backward")
+)
 """Besides coverage.SAFE."""
 
 Function = Callable[..., Tensor]

@@ -44,8 +44,8 @@ _RANDOM = "normal_ uniform_ rand randn randint randperm trunc_normal_"
 draws inside of a model (bernoulli, rand_like) is not: its bits depend on the batch."""
 
 _ELEMENTS = """
-    add add_ sub sub_ rsub mul mul_ div div_ true_divide neg neg_ abs abs_ sign sgn sqrt sqrt_ rsqrt
-    rsqrt_ reciprocal reciprocal_ exp exp_ log log_ tanh tanh_ erf sin sin_ cos cos_ maximum minimum
+    add add_ sub sub_ rsub mul mul_ div div_ true_divide neg neg_ abs abs_ sign sgn sqrt sqrt_
+    reciprocal reciprocal_ exp exp_ log log_ tanh tanh_ erf sin sin_ cos cos_ maximum minimum
     clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ relu relu_ threshold_backward
     floor ceil round trunc isnan isinf isfinite eq ne lt le gt ge logical_not logical_and logical_or
     bitwise_not signbit copysign nan_to_num nan_to_num_ tanh_backward sigmoid_backward leaky_relu
@@ -69,7 +69,7 @@ EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
 """Of pow(tensor, number): those that torch makes from products and roots."""
 
 _OTHERWISE = """
-    sort topk argsort rsqrt rsqrt_ exp exp_ log log_ tanh tanh_ erf sin sin_ cos cos_ sqrt sqrt_
+    sort topk argsort exp exp_ log log_ tanh tanh_ erf sin sin_ cos cos_ sqrt sqrt_
     round fmod remainder tanh_backward sigmoid_backward lerp lerp_ addcmul addcmul_ addcdiv addcdiv_
     _foreach_div_ _foreach_div _foreach_sqrt_ _foreach_sqrt _foreach_lerp_ _foreach_addcmul_
     _foreach_addcdiv_ _foreach_reciprocal_ linspace
@@ -81,7 +81,8 @@ SAFE_EVERYWHERE = SAFE - frozenset(_OTHERWISE.split())
 _SCALED = "add add_ sub sub_ rsub _foreach_add _foreach_add_ _foreach_sub _foreach_sub_"
 
 SCALED = frozenset(_SCALED.split())
-"""With alpha: one device multiplies and adds in one operation, and another in two."""
+"""With alpha: one device multiplies and adds in one operation, and another in two. Of bf16 and fp16
+a CPU rounds the product in the tail of a vector, and not in its body."""
 
 WHOLE_EXPONENTS = (1, 2, 3)
 
@@ -186,7 +187,7 @@ def _rules(func: Any, reached: frozenset[str]) -> bool | None:
     space, _, name = func._schema.name.partition("::")
     overload = func._schema.overload_name
     if space == "aten":
-        if name in ("pow", "pow_", "index_put_", *FUSED):
+        if name in ("pow", "pow_", "index_put_", *FUSED, *SCALED):
             return None
         full = f"{name}.{overload}" if overload else name
         return full in reached or (name in SAFE and "reduce" not in overload)  # scatter.reduce
@@ -218,16 +219,24 @@ def _has_floats(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return any(_counts(each) for each in _flat((args, list(kwargs.values()))))
 
 
+def _has_narrow_on_cpu(args: Sequence[Any]) -> bool:
+    return any(
+        isinstance(each, Tensor) and each.is_cpu and each.dtype in (torch.bfloat16, torch.float16)
+        for each in _flat(args)
+    )
+
+
 def _keeps_with(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], level: str = "shape"
 ) -> bool:
     name = func._schema.name.removeprefix("aten::")
+    if name in SCALED:
+        alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+        return bool(alpha == 1) or (level == "shape" and not _has_narrow_on_cpu(args))
     if level == "everywhere":
         if name in MAKERS:
             numbers = [each for each in args if isinstance(each, (int, float))]
             return name == "arange" and all(each == int(each) for each in numbers)
-        if name in SCALED:
-            return bool(kwargs.get("alpha", args[2] if len(args) > 2 else 1) == 1)
         if name == "pow":
             return (
                 len(args) > 1 and isinstance(args[1], (int, float)) and args[1] in WHOLE_EXPONENTS

@@ -289,6 +289,33 @@ def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -
     return away.mul_(widen(grad)).to(x.dtype)
 
 
+# roots: of bf16 and fp16 torch's kernels round the last elements of a vector once more
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """aten::rsqrt."""
+    wide = widen(x) if x.is_floating_point() else x.float()
+    root = torch.rsqrt(wide, out=torch.empty_like(wide))
+    return root.to(x.dtype) if x.is_floating_point() else root
+
+
+def rsqrt_(x: Tensor) -> Tensor:
+    """aten::rsqrt_."""
+    return x.copy_(rsqrt(x))
+
+
+def power(x: Tensor, exponent: float) -> Tensor:
+    """aten::pow.Tensor_Scalar, which makes roots of some exponents."""
+    wide, kind = widen(x), torch.result_type(x, exponent)
+    out = torch.empty_like(wide, dtype=torch.promote_types(kind, wide.dtype))
+    return torch.pow(wide, exponent, out=out).to(kind)
+
+
+def power_(x: Tensor, exponent: float) -> Tensor:
+    """aten::pow_.Scalar."""
+    return x.copy_(power(x, exponent))
+
+
 # activations: torch's kernels round the last elements of a vector otherwise than its body
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mend.determinism.layout import layout
 from mend.errors import NotDeterministic
 
 _SHAPES = """
@@ -40,8 +41,8 @@ _MAKES = """
 """
 
 _RANDOM = "normal_ uniform_ rand randn randint randperm trunc_normal_"
-"""Random numbers for weights and data, made before they are cut into batches; what
-draws inside of a model (bernoulli, rand_like) is not: its bits depend on the batch."""
+"""Random numbers for weights and data, made before they are cut into batches (draws()); those of
+bernoulli and rand_like are made inside of a model: their bits depend on the batch."""
 
 _ELEMENTS = """
     add add_ sub sub_ rsub mul mul_ div div_ true_divide neg neg_ abs abs_ sign sgn sqrt sqrt_
@@ -96,6 +97,10 @@ FUSED = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_")
 
 NAMES_MAX = 256
 
+REMEDY = "use an operator of docs/determinism.md"
+
+REMEDY_OF_DRAWS = "use F.dropout, or draw for the whole batch before it is cut"
+
 
 def _keys(*names: str) -> Any:
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
@@ -139,16 +144,15 @@ class Coverage(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if keeps is None:
             keeps = _keeps_with(func, args, kwargs, self._level)
         if not keeps and (_makes(func) or _has_floats(args, kwargs)):
-            self._note(str(func))
+            self._note(str(func), REMEDY_OF_DRAWS if draws(func) else REMEDY)
         return func(*args, **kwargs)
 
-    def _note(self, name: str) -> None:
+    def _note(self, name: str, remedy: str) -> None:
         if self._strict:
             raise NotDeterministic(
                 f"{name} is not reached at level {self._level}: its bits may depend on "
-                f"{'the batch' if self._level == 'shape' else 'the device'}",
-                "use an operator of docs/determinism.md, or enable(..., strict=False), which "
-                "lists it",
+                f"the {'device' if self._level == 'everywhere' and remedy == REMEDY else 'batch'}",
+                f"{remedy}, or enable(..., strict=False), which lists it",
             )
         if name in self.unreached or len(self.unreached) < NAMES_MAX:
             self.unreached[name] += 1
@@ -187,7 +191,7 @@ def _rules(func: Any, reached: frozenset[str]) -> bool | None:
     space, _, name = func._schema.name.partition("::")
     overload = func._schema.overload_name
     if space == "aten":
-        if name in ("pow", "pow_", "index_put_", *FUSED, *SCALED):
+        if name in ("pow", "pow_", "index_put_", *FUSED, *SCALED) or draws(func):
             return None
         full = f"{name}.{overload}" if overload else name
         return full in reached or (name in SAFE and "reduce" not in overload)  # scatter.reduce
@@ -202,7 +206,7 @@ def _rules_everywhere(func: Any, reached: frozenset[str]) -> bool | None:
     if space != "aten":
         return _rules(func, reached)
     overload = func._schema.overload_name
-    if name in ("pow", "index_put_", *MAKERS, *SCALED):
+    if name in ("pow", "index_put_", *MAKERS, *SCALED) or draws(func):
         return None
     full = f"{name}.{overload}" if overload else name
     return full in reached or (
@@ -210,9 +214,25 @@ def _rules_everywhere(func: Any, reached: frozenset[str]) -> bool | None:
     )
 
 
-def _makes(func: Any) -> bool:
+def draws(func: Any) -> bool:
+    """Whether it makes random numbers that may be made outside of a model."""
     name = func._schema.name.removeprefix("aten::")
-    return name in MAKERS or name in RANDOM
+    return name in RANDOM or name == "random_" or str(func) == "aten.normal.float_float"
+
+
+def _draws_by_part(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a batch is computed, each part of which draws the same numbers, and more than one:
+    the one number that a layer draws is the same in all of them. A generator of the caller's own
+    is his to seed (enabling.UNSEEN)."""
+    at = layout()
+    if not (at.count or at.lengths) or kwargs.get("generator") is not None:
+        return False
+    shape: Any = next((each for each in args if isinstance(each, (Tensor, list, tuple))), (0,))
+    return bool(shape.dim() if isinstance(shape, Tensor) else len(shape))
+
+
+def _makes(func: Any) -> bool:
+    return func._schema.name.removeprefix("aten::") in MAKERS or draws(func)
 
 
 def _has_floats(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -230,6 +250,8 @@ def _keeps_with(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], level: str = "shape"
 ) -> bool:
     name = func._schema.name.removeprefix("aten::")
+    if draws(func):
+        return not _draws_by_part(args, kwargs)
     if name in SCALED:
         alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
         return bool(alpha == 1) or (level == "shape" and not _has_narrow_on_cpu(args))

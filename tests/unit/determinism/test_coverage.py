@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mend.determinism import enable, laws, reach
+from mend.determinism import DeterministicTrainer, enable, laws, reach, rows
 from mend.determinism.digests import same_bits
+from mend.determinism.enabling import Level
 from mend.determinism.laws import broken_laws, keeps
 from mend.errors import NotDeterministic
 from tests.unit.determinism.llama import WORDS, Llama, loss_of
@@ -95,3 +98,37 @@ def test_a_subclass_is_refused() -> None:
 
     with enable(1, "shape"), pytest.raises(NotDeterministic, match="linear of a Mine"):
         F.linear(X.as_subclass(Mine), torch.ones(4, 8))
+
+
+DRAWS: dict[str, Callable[[], Tensor]] = {
+    "randn": lambda: torch.randn(2, 3),
+    "rand": lambda: torch.rand(2),
+    "randint": lambda: torch.randint(0, 9, (2,)),
+    "randperm": lambda: torch.randperm(3),
+    "normal_": lambda: torch.empty(2).normal_(),
+    "random_": lambda: torch.empty(2, dtype=torch.long).random_(),
+    "normal.float_float": lambda: torch.normal(0.0, 1.0, (2,)),
+}
+
+
+@pytest.mark.parametrize("level", ["shape", "everywhere"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_numbers_drawn_inside_of_a_model_are_refused_by_name(name: str, level: Level) -> None:
+    """Each part of a batch begins with the same seed and drew the same noise."""
+    if level == "everywhere":
+        pytest.importorskip("numba")
+    with enable(1, level), DeterministicTrainer(*made(), 1, level=level) as trainer:
+        DRAWS[name]()  # weights and data
+        trainer.step(X, lambda model, x: model(x).mean() * torch.rand(()))
+        with pytest.raises(NotDeterministic, match=rf"aten\.{name}.*draw for the whole batch"):
+            trainer.step(X, lambda model, x: model(x).mean() + DRAWS[name]().sum())
+        with rows(0, 2), pytest.raises(NotDeterministic, match=name):
+            DRAWS[name]()
+        with rows(0, 2):
+            torch.rand(2, generator=torch.Generator().manual_seed(1))  # data, in one's own loop
+        DRAWS[name]()
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(8, 2), nn.Dropout(0.5))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)

@@ -201,7 +201,7 @@ class _Operators(Coverage):  # type: ignore[no-untyped-call]
         self._name, safe = name, self._rules
         self._rules = lambda func, reached: not draws(func) and safe(func, reached)
 
-    def _note(self, name: str, remedy: str) -> NoReturn:
+    def note(self, name: str, remedy: str) -> NoReturn:
         raise NotDeterministic(
             f"{name} in {self._name} or in its gradient is not elementwise",
             "move it out of the function; an argument that is broadcast must not need a gradient",

@@ -144,10 +144,10 @@ class Coverage(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if keeps is None:
             keeps = _keeps_with(func, args, kwargs, self._level)
         if not keeps and (_makes(func) or _has_floats(args, kwargs)):
-            self._note(str(func), REMEDY_OF_DRAWS if draws(func) else REMEDY)
+            self.note(str(func), REMEDY_OF_DRAWS if draws(func) else REMEDY)
         return func(*args, **kwargs)
 
-    def _note(self, name: str, remedy: str) -> None:
+    def note(self, name: str, remedy: str) -> None:
         if self._strict:
             raise NotDeterministic(
                 f"{name} is not reached at level {self._level}: its bits may depend on "

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend.determinism.layout import layout
@@ -17,7 +18,7 @@ from mend.errors import NotDeterministic
 _SHAPES = """
     alias as_strided detach detach_ expand permute transpose transpose_ t t_ view _unsafe_view
     _reshape_alias reshape unfold select slice split split_with_sizes chunk squeeze squeeze_
-    unsqueeze unsqueeze_ diagonal unbind narrow movedim view_as_real view_as_complex lift_fresh
+    unsqueeze unsqueeze_ diagonal unbind narrow movedim view_as_real lift_fresh
     lift numpy_T flatten
     select_backward slice_backward diagonal_backward as_strided_scatter slice_scatter
     select_scatter
@@ -59,7 +60,7 @@ _ELEMENTS = """
 """
 
 _EXACT = """
-    amax amin max min argmax argmin any all count_nonzero nonzero isin bincount _unique2 allclose
+    amax amin max min argmax argmin any all count_nonzero nonzero isin _unique2 allclose
     isclose
 """
 
@@ -79,6 +80,9 @@ _OTHERWISE = """
 SAFE_EVERYWHERE = SAFE - frozenset(_OTHERWISE.split())
 """Those that are one correctly rounded operation of IEEE 754 on every device, or none."""
 
+PRODUCTS = frozenset(("mul", "mul_", "div", "div_"))
+"""Of complex numbers the tail of a vector has other bits than its body."""
+
 _SCALED = "add add_ sub sub_ rsub _foreach_add _foreach_add_ _foreach_sub _foreach_sub_"
 
 SCALED = frozenset(_SCALED.split())
@@ -86,6 +90,12 @@ SCALED = frozenset(_SCALED.split())
 a CPU rounds the product in the tail of a vector, and not in its body."""
 
 WHOLE_EXPONENTS = (1, 2, 3)
+
+_REDUCTIONS = "sum mean var std linalg_vector_norm _foreach_norm dot mse_loss nll_loss_forward"
+
+REDUCTIONS = frozenset(_REDUCTIONS.split())
+"""Of this room, for real numbers that are whole here: a DTensor adds up its shards below the
+watch, in an order of its own."""
 
 MAKERS = frozenset(("arange", "linspace", "logspace"))
 """Of numbers that devices compute in ways of their own, unless they are whole."""
@@ -98,6 +108,13 @@ FUSED = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_")
 NAMES_MAX = 256
 
 REMEDY = "use an operator of docs/determinism.md"
+
+REMEDY_OF_COMPLEX = "compute with real numbers, such as a pair of cosine and sine"
+
+REMEDY_OF_SHARDS = (
+    "use DeterministicTrainer(grad_norm_max=...) or mend.determinism.clipping.clip_grad_norm for "
+    "norms of gradients, full_tensor() for others"
+)
 
 REMEDY_OF_DRAWS = "use F.dropout, or draw for the whole batch before it is cut"
 
@@ -144,7 +161,7 @@ class Coverage(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if keeps is None:
             keeps = _keeps_with(func, args, kwargs, self._level)
         if not keeps and (_makes(func) or _has_floats(args, kwargs)):
-            self.note(str(func), REMEDY_OF_DRAWS if draws(func) else REMEDY)
+            self.note(str(func), _remedy(func, args))
         return func(*args, **kwargs)
 
     def note(self, name: str, remedy: str) -> None:
@@ -191,10 +208,12 @@ def _rules(func: Any, reached: frozenset[str]) -> bool | None:
     space, _, name = func._schema.name.partition("::")
     overload = func._schema.overload_name
     if space == "aten":
-        if name in ("pow", "pow_", "index_put_", *FUSED, *SCALED) or draws(func):
+        if name in ("pow", "pow_", "index_put_", *FUSED, *SCALED, *PRODUCTS) or draws(func):
             return None
         full = f"{name}.{overload}" if overload else name
-        return full in reached or (name in SAFE and "reduce" not in overload)  # scatter.reduce
+        if full in reached:
+            return None if name in REDUCTIONS else True
+        return name in SAFE and "reduce" not in overload  # scatter.reduce
     if space in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
         return None if "reduce" in name else True  # the others only move bytes
     return space in ("fsdp", "profiler", "prim")
@@ -208,10 +227,12 @@ def _rules_everywhere(func: Any, reached: frozenset[str]) -> bool | None:
     overload = func._schema.overload_name
     if name in ("pow", "index_put_", *MAKERS, *SCALED) or draws(func):
         return None
+    if name in PRODUCTS and "mode" not in overload:
+        return None
     full = f"{name}.{overload}" if overload else name
-    return full in reached or (
-        name in SAFE_EVERYWHERE and "reduce" not in overload and "mode" not in overload
-    )
+    if full in reached:
+        return None if name in REDUCTIONS else True
+    return bool(name in SAFE_EVERYWHERE and "reduce" not in overload and "mode" not in overload)
 
 
 def draws(func: Any) -> bool:
@@ -229,6 +250,24 @@ def _draws_by_part(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         return False
     shape: Any = next((each for each in args if isinstance(each, (Tensor, list, tuple))), (0,))
     return bool(shape.dim() if isinstance(shape, Tensor) else len(shape))
+
+
+def _remedy(func: Any, args: Sequence[Any]) -> str:
+    if draws(func):
+        return REMEDY_OF_DRAWS
+    if "complex" in str(func) or any(map(_is_complex, _flat(args))):
+        return REMEDY_OF_COMPLEX
+    return REMEDY_OF_SHARDS if any(map(_is_cut, _flat(args))) else REMEDY
+
+
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_complex()
+
+
+def _is_cut(value: Any) -> bool:
+    return isinstance(value, DTensor) and not all(
+        isinstance(place, Replicate) for place in value.placements
+    )
 
 
 def _makes(func: Any) -> bool:
@@ -250,6 +289,9 @@ def _keeps_with(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], level: str = "shape"
 ) -> bool:
     name = func._schema.name.removeprefix("aten::")
+    if name in PRODUCTS or name in REDUCTIONS:
+        cut = name in REDUCTIONS and any(map(_is_cut, _flat(args)))
+        return not cut and not any(map(_is_complex, _flat(args)))
     if draws(func):
         return not _draws_by_part(args, kwargs)
     if name in SCALED:

@@ -146,6 +146,8 @@ def squares_by_row(tensors: Sequence[Tensor]) -> list[Tensor]:
     Here and in norms_by_rows() tensors that fit together share calls: calls are what the norm of a
     model's many small gradients costs. A row's sum depends on that row alone.
     """
+    if any(x.is_complex() for x in tensors):
+        raise NotDeterministic("a norm of complex numbers", "take it of torch.view_as_real()")
     found = [widen(x).reshape(x.shape[:-1].numel(), *(x.shape[-1:] or (1,))) for x in tensors]
     for indices in _alike([(x.shape[1], x.dtype, x.device) for x in found]):
         for some in _pieces(indices, [found[index].numel() for index in indices]):

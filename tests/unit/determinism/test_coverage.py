@@ -8,8 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mend.determinism import DeterministicTrainer, enable, laws, reach, rows
+from mend.determinism.clipping import clip_grad_norm
 from mend.determinism.digests import same_bits
 from mend.determinism.enabling import Level
 from mend.determinism.laws import broken_laws, keeps
@@ -132,3 +135,71 @@ def test_numbers_drawn_inside_of_a_model_are_refused_by_name(name: str, level: L
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Sequential(nn.Linear(8, 2), nn.Dropout(0.5))
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+COMPLEX: dict[str, Callable[[Tensor], object]] = {
+    "mul": lambda z: z * z,
+    "div": lambda z: z / z,
+    "sum": lambda z: z.sum(),
+    "mean": lambda z: z.mean(-1),
+    "var": lambda z: z.var(),
+    "linalg_vector_norm": torch.linalg.vector_norm,
+    "_foreach_norm": lambda z: torch._foreach_norm([z, z]),
+    "view_as_complex": lambda z: torch.view_as_complex(torch.view_as_real(z)),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers_are_refused_by_name(name: str) -> None:
+    """A norm of them was NaN, and a product's bits depended on the place."""
+    z = torch.complex(X, X)
+    with enable(1, "shape"), pytest.raises(NotDeterministic, match=rf"{name}\..*real numbers"):
+        COMPLEX[name](z)
+
+
+def test_clipping_of_complex_gradients_is_refused() -> None:
+    weight = nn.Parameter(torch.complex(X, X))
+    weight.grad = torch.complex(X, X)
+    with enable(1, "shape"), pytest.raises(NotDeterministic, match="a norm of complex numbers"):
+        clip_grad_norm([weight], 1.0)
+    with enable(1, "shape"), pytest.raises(NotDeterministic, match=r"norm.*real numbers"):
+        nn.utils.get_total_norm([weight.grad])
+
+
+def test_counts_with_weights_are_refused() -> None:
+    words = torch.tensor([0, 1, 1])
+    with enable(1, "shape"):
+        assert words.bincount().tolist() == [1, 2]
+        assert words.bincount(words).tolist() == [0, 2]
+        with pytest.raises(NotDeterministic, match="bincount"):
+            words.bincount(torch.tensor([0.1, 0.2, 0.3]))
+
+
+SHARDED: dict[str, Callable[[Tensor], object]] = {
+    "linalg_vector_norm": torch.linalg.vector_norm,
+    "_foreach_norm": lambda x: nn.utils.get_total_norm([x], foreach=True),
+    "sum": lambda x: x.sum(),
+    "mean": lambda x: x.mean(0),
+    "var": lambda x: x.var(),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_sums_of_shards_are_refused_by_name(mesh: DeviceMesh, name: str) -> None:
+    """DTensors add them up below the watch."""
+    cut = DTensor.from_local(X[0], mesh, [Shard(0)])
+    with enable(1, "shape"):
+        SHARDED[name](DTensor.from_local(X[0], mesh, [Replicate()]))
+        (cut + cut).mul_(2)
+        with pytest.raises(NotDeterministic, match=rf"{name}\..*clip_grad_norm for"):
+            SHARDED[name](cut)
+
+
+def test_clipping_of_shards_is_not_refused(mesh: DeviceMesh) -> None:
+    weight = nn.Parameter(DTensor.from_local(X[0], mesh, [Shard(0)]))
+    weight.grad = DTensor.from_local(X[0].clone(), mesh, [Shard(0)])
+    with enable(1, "shape"):
+        total = clip_grad_norm([weight], 1.0)
+        assert same_bits(total, torch.linalg.vector_norm(X[0]))
+        with pytest.raises(NotDeterministic, match="norm"):
+            nn.utils.clip_grad_norm_([weight], 1.0)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mend.determinism import DeterministicTrainer, enable
+from mend.determinism import DeterministicTrainer, enable, laws
 from mend.determinism.digests import same_bits
+from mend.determinism.laws import broken_laws
 from mend.errors import NotDeterministic
 from tests.unit.determinism.numbers import noise
 
@@ -94,3 +95,13 @@ def test_scaled_sums_of_narrow_floats_are_refused_by_name(name: str) -> None:
         x.bfloat16().add(x.bfloat16()) - 1
         with pytest.raises(NotDeterministic, match=rf"aten\.{name}\."):
             SCALED[name](x.bfloat16())
+
+
+def test_kernels_of_narrow_floats_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_vectors(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        body = len(x) // 16 * 16
+        return torch.cat([x[:body] * 3, x[body:].bfloat16().to(x.dtype) * 3])
+
+    monkeypatch.setattr(laws, "KERNELS", {"triple": by_vectors, "rsqrt": by_vectors})
+    broken = broken_laws.__wrapped__()
+    assert broken == ("triple", "rsqrt", "triple of torch.float16")

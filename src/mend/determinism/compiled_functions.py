@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mend.determinism.coverage import RANDOM, Coverage
+from mend.determinism.coverage import Coverage, draws
 from mend.determinism.digests import same_bits
 from mend.determinism.enabling import Determinism, enabled
 from mend.errors import NotDeterministic, UsageError
@@ -22,7 +22,9 @@ COMPILER: dict[str, Any] = {"options": {"emulate_precision_casts": True}}
 """It rounds after every operator, as torch does, so that bits depend less on which operators it
 puts into one kernel."""
 
-ALLOWED = frozenset(("sigmoid", "silu", "silu_backward", "gelu", "gelu_backward"))
+ALLOWED = frozenset(
+    ("rsqrt", "rsqrt_", "sigmoid", "silu", "silu_backward", "gelu", "gelu_backward")
+)
 """Besides coverage.SAFE."""
 
 Function = Callable[..., Tensor]
@@ -197,11 +199,9 @@ class _Operators(Coverage):  # type: ignore[no-untyped-call]
     def __init__(self, name: str) -> None:
         super().__init__(ALLOWED, strict=True)
         self._name, safe = name, self._rules
-        self._rules = lambda func, reached: (
-            func._schema.name.removeprefix("aten::") not in RANDOM and safe(func, reached)
-        )
+        self._rules = lambda func, reached: not draws(func) and safe(func, reached)
 
-    def _note(self, name: str) -> NoReturn:
+    def note(self, name: str, remedy: str) -> NoReturn:
         raise NotDeterministic(
             f"{name} in {self._name} or in its gradient is not elementwise",
             "move it out of the function; an argument that is broadcast must not need a gradient",

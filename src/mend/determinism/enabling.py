@@ -122,6 +122,11 @@ class Determinism(Closes):
             _enabled = None
         self._undo.close()
 
+    def note(self, what: str, remedy: str) -> None:
+        """Refuse it where `strict`, and otherwise count it among what is not reached."""
+        if self._coverage is not None:
+            self._coverage.note(what, remedy)
+
     def put_kernels(self, strict: bool, leaf_rows: int) -> None:
         """Level shape: replace aten's kernels by mend's, and watch all other operators."""
         take_away, settings = put_in_place(leaf_rows)

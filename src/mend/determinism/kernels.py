@@ -162,6 +162,8 @@ def squares_by_row(tensors: Sequence[Tensor]) -> list[Tensor]:
     Here and in norms_by_rows() tensors that fit together share calls: calls are what the norm of a
     model's many small gradients costs. A row's sum depends on that row alone.
     """
+    if any(x.is_complex() for x in tensors):
+        raise NotDeterministic("a norm of complex numbers", "take it of torch.view_as_real()")
     found = [widen(x).reshape(x.shape[:-1].numel(), *(x.shape[-1:] or (1,))) for x in tensors]
     for indices in _alike([(x.shape[1], x.dtype, x.device) for x in found]):
         for some in _pieces(indices, [found[index].numel() for index in indices]):
@@ -310,6 +312,33 @@ def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -
     away = (widen(x) - widen(target)).mul_(2)
     away = away.div_(max(1, away.numel())) if reduction == MEAN else away
     return away.mul_(widen(grad)).to(x.dtype)
+
+
+# roots: of bf16 and fp16 torch's kernels round the last elements of a vector once more
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """aten::rsqrt."""
+    wide = widen(x) if x.is_floating_point() else x.float()
+    root = torch.rsqrt(wide, out=torch.empty_like(wide))
+    return root.to(x.dtype) if x.is_floating_point() else root
+
+
+def rsqrt_(x: Tensor) -> Tensor:
+    """aten::rsqrt_."""
+    return x.copy_(rsqrt(x))
+
+
+def power(x: Tensor, exponent: float) -> Tensor:
+    """aten::pow.Tensor_Scalar, which makes roots of some exponents."""
+    wide, kind = widen(x), torch.result_type(x, exponent)
+    out = torch.empty_like(wide, dtype=torch.promote_types(kind, wide.dtype))
+    return torch.pow(wide, exponent, out=out).to(kind)
+
+
+def power_(x: Tensor, exponent: float) -> Tensor:
+    """aten::pow_.Scalar."""
+    return x.copy_(power(x, exponent))
 
 
 # activations: torch's kernels round the last elements of a vector otherwise than its body

@@ -17,6 +17,11 @@ NUMEL = 2053
 LENGTHS = (1, 3, 8, 15, 16, 17, 31, 33, 64, 100)
 """Around the lengths of vectors, whose tails have a loop of their own."""
 
+NARROW = (torch.bfloat16, torch.float16)
+
+WIDENED = ("rsqrt", "add with alpha")
+"""Those that a CPU keeps in fp32 alone: mend computes the first so, and refuses the second."""
+
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 KERNELS: dict[str, Kernel] = {
@@ -39,13 +44,20 @@ KERNELS: dict[str, Kernel] = {
 @cache
 def broken_laws(device: torch.device = CPU) -> tuple[str, ...]:
     """Names of the kernels whose bits depend on the place here; none on every machine seen."""
-    return tuple(name for name, kernel in KERNELS.items() if not keeps(kernel, device))
+    broken = [name for name, kernel in KERNELS.items() if not keeps(kernel, device)]
+    for dtype in NARROW if device.type == "cpu" else ():  # a GPU has one loop, without vectors
+        broken += [
+            f"{name} of {dtype}"
+            for name, kernel in KERNELS.items()
+            if name not in WIDENED and not keeps(kernel, device, dtype)
+        ]
+    return tuple(broken)
 
 
-def keeps(kernel: Kernel, device: torch.device = CPU) -> bool:
+def keeps(kernel: Kernel, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> bool:
     """Whether slices of any length, from anywhere, and strided ones give the bits of the whole."""
     generator = torch.Generator().manual_seed(18)
-    x, y, z = (torch.randn(NUMEL, generator=generator).to(device) for _ in range(3))
+    x, y, z = (torch.randn(NUMEL, generator=generator).to(device, dtype) for _ in range(3))
     z = z.abs() + 0.01
     whole = kernel(x, y, z)
     cuts = [slice(first, first + length) for first in range(0, 34, 3) for length in LENGTHS]

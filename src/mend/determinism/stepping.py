@@ -52,6 +52,8 @@ def _is_known(optimizer: torch.optim.Optimizer) -> bool:
 def _is_plain(parameter: Tensor) -> bool:
     grad = parameter.grad
     if type(parameter) is DTensor:
+        if parameter.device.type == "cpu" and parameter.dtype != torch.float32:
+            return False  # a shard's places are not those of the whole: coverage.SCALED
         if type(grad) is not DTensor:
             return grad is None
         return grad.placements == parameter.placements and type(grad._local_tensor) is Tensor

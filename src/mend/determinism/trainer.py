@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mend.determinism.clipping import clip_grad_norm
 from mend.determinism.collectives import all_reduce
@@ -40,7 +41,7 @@ from mend.determinism.layout import layout, rows
 from mend.determinism.portable_steps import make_portable_step
 from mend.determinism.stepping import make_step
 from mend.determinism.trees import Stack, tree_sum
-from mend.determinism.uses import separate_uses, slots_of, tied_parameters
+from mend.determinism.uses import separate_uses, slots_of, tied_parameters, unordered_uses
 from mend.errors import ConfigError, NotDeterministic, UsageError
 
 Batch = TypeVar("Batch")
@@ -109,6 +110,7 @@ class DeterministicTrainer(Closes):
         if level == "shape" and all(each.is_cpu for each in model.parameters()):
             say_if_tiny(sum(each.numel() for each in model.parameters()))
         self.steps = 0
+        self._walked: set[tuple[torch.Size, ...]] = set()
         self._own: Determinism | None = None
         active = enabled()
         if active is None:
@@ -190,6 +192,7 @@ class DeterministicTrainer(Closes):
                 raise UsageError(f"loss_fn returned {loss.numel()} elements; return the loss, one")
             if self.microbatches > 1:
                 loss = loss / self.microbatches
+            self._refuse_unordered(batch, loss)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
 
@@ -201,6 +204,19 @@ class DeterministicTrainer(Closes):
         if self.group is not None:
             all_reduce(loss, self.group, mean=True)
         return loss
+
+    def _refuse_unordered(self, batch: Any, loss: Tensor) -> None:
+        """Once for all batches of equal shapes: weights whose gradient depends on the cut."""
+        leaves = pytree.tree_leaves(batch)
+        shapes = tuple(each.shape for each in leaves if isinstance(each, Tensor))
+        active = enabled()
+        if self.level == "run" or active is None or shapes in self._walked:
+            return
+        names = {id(each): name for name, each in self.model.named_parameters()}
+        for weight, fault, remedy in unordered_uses(loss):
+            name = "a layer's weight" if weight is None else names.get(id(weight), "a weight")
+            active.note(f"{name}, which {fault},", remedy)
+        self._walked.add(shapes)
 
 
 class _GradientSums:

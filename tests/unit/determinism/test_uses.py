@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -86,3 +87,72 @@ def test_tied_weights_on_several_ranks_are_refused() -> None:
     with pytest.raises(NotDeterministic, match="used twice, or on GPUs are not in fp32"):
         _GradientSums(Tied(), True, True)
     assert not _GradientSums(Tied(), False, True).are_wide
+
+
+class Uses(nn.Module):
+    """Uses its weights as `forward` says."""
+
+    def __init__(self, use: Callable[[Uses, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.words, self.layer, self.norm = nn.Embedding(8, 8), nn.Linear(8, 8), nn.RMSNorm(8)
+        self.experts, self.use = nn.Parameter(torch.eye(8).repeat(2, 1, 1)), use
+
+    def forward(self, words_BT: Tensor) -> Tensor:
+        return self.use(self, self.words(words_BT))
+
+
+Use = Callable[[Uses, Tensor], Tensor]
+
+
+def step(use: Use, strict: bool = True, is_named: bool = False) -> dict[str, int]:
+    with enable(7, "shape", strict=strict) as state:
+        model = Uses(use)
+        if is_named:
+            model.head_weight = model.words.weight
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = DeterministicTrainer(model, optimizer, 7, level="shape", microbatches=2)
+        words = torch.arange(8).view(2, 4)
+        trainer.step(words, lambda model, batch: model(batch).square().mean())
+        return state.unreached
+
+
+TWICE: dict[str, Use] = {
+    "words": lambda model, x: F.linear(x, model.words.weight),
+    "words, by @": lambda model, x: x @ model.words.weight.t(),
+    "layer": lambda model, x: model.layer(model.layer(x).tanh()),
+    "norm": lambda model, x: model.norm(model.layer(model.norm(x))),
+    "layer, decayed": lambda model, x: model.layer(x) + model.layer.weight.square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_weight_used_twice_under_one_name_is_refused_by_name(name: str) -> None:
+    with pytest.raises(NotDeterministic, match=rf"{name.split(',')[0]}.weight, which is used tw"):
+        step(TWICE[name])
+    assert any("used twice" in each for each in step(TWICE[name], strict=False))
+
+
+COMPUTED: dict[str, Use] = {
+    "scaled": lambda model, x: F.linear(x, model.layer.weight * 0.3),
+    "LoRA": lambda model, x: F.linear(x, model.layer.weight + model.experts[0] @ model.experts[1]),
+    "cast": lambda model, x: F.linear(x.bfloat16(), model.layer.weight.bfloat16()).float(),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_layer_whose_weight_is_computed_is_refused(name: str) -> None:
+    """Its gradient is rounded in each part of the batch, and then computed with."""
+    with pytest.raises(NotDeterministic, match="a layer's weight, which is computed"):
+        step(COMPUTED[name])
+
+
+def test_parts_of_a_weight_and_a_second_name_are_not_refused() -> None:
+    def use(model: Uses, x: Tensor) -> Tensor:
+        gate, up = model.layer.weight.chunk(2)
+        x = torch.cat([F.linear(x, gate), F.linear(x, up)], -1)
+        return x @ model.experts[0] @ model.experts[1].t()
+
+    assert step(use) == {}
+    assert step(TWICE["words"], is_named=True) == {}
+    with pytest.raises(NotDeterministic, match="used twice"):
+        step(lambda model, x: x @ model.experts[1] @ model.experts[1].t())

@@ -199,6 +199,7 @@ class Schedule:
     def __init__(self, cell: Cell, settings: Settings, steps: int) -> None:
         self.cell, self.settings, self.steps = cell, settings, steps
         self.commits: list[Commit] = []
+        self.by_version: list[list[Commit]] = [[] for _ in range(FRAGMENTS)]
         self.versions = [0] * FRAGMENTS
         self.books = [[_Books() for _ in range(cell.racks)] for _ in range(FRAGMENTS)]
         self.events: list[list[Event]] = [[] for _ in range(cell.racks)]
@@ -254,6 +255,7 @@ class Schedule:
             books[member.rack].named = version
         commit = Commit(fragment, version, members, (), absent, bool(absent) and not closing)
         self.commits.append(commit)
+        self.by_version[fragment].append(commit)
         late = 0
         if self.cell.timing == "jitter":
             late = self.random.randint(0, self.cell.period // 4)
@@ -282,12 +284,12 @@ class Schedule:
             self._apply_version(fragment, max(version for _, _, version in group), time)
 
     def _apply_version(self, fragment: int, version: int, time: int) -> None:
-        passed = [c for c in self.commits if c.fragment == fragment and c.version <= version]
         for rack, own in enumerate(self.books[fragment]):
             steps = self._steps(rack, time)
             if not steps or version <= own.version:
                 continue  # it has not begun
-            named = {(m.rack, m.seq) for c in passed if c.version > own.version for m in c.members}
+            passed = self.by_version[fragment][own.version : version]
+            named = {(member.rack, member.seq) for commit in passed for member in commit.members}
             if own.offered and (rack, own.seq) in named:
                 own.merged, own.offered = own.offered, 0
             own.version = version
@@ -367,12 +369,6 @@ class Row(NamedTuple):
     @property
     def good(self) -> bool:
         return self.ratio <= WORSE
-
-
-def measure(cell: Cell, steps: int, seeds: int, momentum: float | None = None) -> Row:
-    """By the reference, seed by seed."""
-    merged = [merged_error(cell, steps, seed, momentum) for seed in range(seeds)]
-    return row_of(cell, merged, [alone_error(cell, steps, seed) for seed in range(seeds)])
 
 
 def row_of(cell: Cell, merged: list[float], alone: list[float]) -> Row:

@@ -1,4 +1,5 @@
-"""benchmarks.claims: figures of README.md and the peers pages, from files of benchmarks/results.
+"""benchmarks.claims: figures of README.md and the peers pages, and the tables of losses in
+quality.md, from files of benchmarks/results.
 
     python -m benchmarks.claims            # lists the figures that differ from their file
     python -m benchmarks.claims --write    # writes them
@@ -18,11 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks import loss
 from benchmarks.quality_table import paired_pct
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 README, PEERS, DETAIL = "README.md", "docs/peers.md", "docs/internals/peers.md"
+QUALITY = "docs/internals/quality.md"
 
 
 @cache
@@ -173,12 +176,27 @@ def write(claims: tuple[Claim, ...] = CLAIMS) -> None:
         path.write_text(claim.pattern.sub(lambda _, to=claim.expected: to, path.read_text()))
 
 
+def loss_tables() -> list[str]:
+    """Those of quality.md: at the best rate and above, and at half of it."""
+    return [loss.of_page(peaks) for peaks in ((BEST_RATE, 2 * BEST_RATE), (BEST_RATE / 2,))]
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables of losses as loss.jsonl has them."""
+    tables = iter(loss_tables())
+    return re.sub(r"\| size \| racks \|.*?(?=\n\n)", lambda _: next(tables), page, flags=re.DOTALL)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the figures into the pages")
+    quality = ROOT / QUALITY
     if parser.parse_args().write:
         write()
+        quality.write_text(with_tables(quality.read_text()))
     found = list(stale())
+    if with_tables(quality.read_text()) != quality.read_text():
+        found.append(f"{QUALITY}: the tables of losses are not those of loss.jsonl")
     print("\n".join(found) or f"{len(CLAIMS)} claims are as in benchmarks/results")
     sys.exit(bool(found))
 

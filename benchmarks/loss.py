@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 import mend
+from benchmarks.quality_table import paired_pct, t_interval
 from mend.tools.demo_corpus import Corpus, packages, split
 from mend.tools.demo_model import ByteGPT, Size, learning_rate, loss_of
 
@@ -259,24 +260,34 @@ def missing(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Losses, and percent above data parallel at equal tokens and peak rate, paired by seed."""
-    names = (*SETTINGS, *OLDER, "arm", "loss", "above data parallel, %", "seeds")
+    """Losses, and percent above data parallel at equal tokens and peak rate, paired by seed, with
+    the 95 % t-interval of two seeds or more. Seeds: of the loss, and of the pairs if fewer."""
+    names = (*SETTINGS, *OLDER, "arm", "loss", "above data parallel, % [95 % t-interval]", "seeds")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         key = tuple((OLDER | row)[name] for name in (*SETTINGS, *OLDER, "arm"))
         groups.setdefault(key, []).append(row)
-    for key, group in groups.items():
-        base = {row["seed"]: row["loss"] for row in groups.get((*key[:-1], "data-parallel"), [])}
-        above = [100 * (r["loss"] / base[r["seed"]] - 1) for r in group if r["seed"] in base]
-        said = (
-            f"{statistics.fmean(above):+.1f} [{min(above):+.1f}, {max(above):+.1f}]"
-            if above
-            else ""
+    for key in groups:
+        own, base = (
+            {row["seed"]: row["loss"] for row in groups.get((*key[:-1], arm), [])}
+            for arm in (key[-1], "data-parallel")
         )
-        mean = statistics.fmean(row["loss"] for row in group)
-        lines.append(f"| {' | '.join(map(str, key))} | {mean:.3f} | {said} | {len(group)} |")
+        above, said, seeds = paired_pct(own, base), "", str(len(own))
+        if above and key[-1] != "data-parallel":
+            found = t_interval(above)
+            said = f"{found.mean:+.1f}"
+            said += f" [{found.low:+.1f}, {found.high:+.1f}]" if found.n > 1 else ""
+            seeds += f" ({found.n} paired)" if found.n < len(own) else ""
+        mean = statistics.fmean(own.values())
+        lines.append(f"| {' | '.join(map(str, key))} | {mean:.3f} | {said} | {seeds} |")
     return "\n".join(lines)
+
+
+def of_page(peaks: Sequence[float]) -> str:
+    """The table of the kept rows at these peak rates with AdamW inside, as quality.md has it."""
+    rows = [OLDER | json.loads(line) for line in RESULTS.read_text().splitlines()]
+    return table([row for row in rows if row["inner"] == "adamw" and row["peak"] in peaks])
 
 
 def main() -> None:

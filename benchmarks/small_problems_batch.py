@@ -325,15 +325,17 @@ def merged_errors(
 
 
 @cache
-def _alone(name: str, optimizer: str, racks: int, full: int, steps: int, seeds: int) -> list[float]:
+def _alone(
+    name: str, optimizer: str, racks: int, full: int, steps: int, seeds: int
+) -> list[list[float]]:
     every = Racks(Cell(name, optimizer, racks=racks), seeds, steps)
     for _ in range(steps):
         every.step(range(racks))
     errors = [every.errors(every.theta_SRN[:, rack]) for rack in range(full)]
-    return [math.fsum(each) / full for each in zip(*errors, strict=True)]
+    return [list(each) for each in zip(*errors, strict=True)]
 
 
-def alone_errors(cell: Cell, steps: int, seeds: int) -> list[float]:
+def alone_errors(cell: Cell, steps: int, seeds: int) -> list[list[float]]:
     """`small_problems.alone_error` of each seed."""
     full = sum(speed_of(cell, rack) == 1 for rack in range(cell.racks))
     return _alone(cell.problem, cell.optimizer, cell.racks, full, steps, seeds)

@@ -6,36 +6,40 @@ import numpy as np
 import pytest
 
 from benchmarks import unequal_loss
-from benchmarks.small_problems import Cell, alone_error, measure, merged_error
+from benchmarks.small_problems import Cell, Row, alone_error, chosen, merged_error, row_of
 from benchmarks.small_problems_batch import alone_errors, merged_errors
 
-STEPS, SEEDS = 400, 2
-CELLS = [
-    Cell("linear0", "sgd", 16, 2, "turns"),
-    Cell("mlp", "adamw", 64, 2, "slow"),
-    Cell("logistic", "adamw", 128, 2, "lockstep", "int4"),
-]
-LONG = [
-    Cell("quadratic100", "adamw", 1, 2, "turns"),
-    Cell("mlp", "adamw", 4, 2, "lockstep"),
-    Cell("linear", "adamw", 16, 4, "jitter", "int4"),
-]
-"""A few of the cells of benchmarks/results/small_problems.md, which also has those that fail."""
+STEPS, SEEDS = 400, 5
+FORTY = chosen(40)
+BAD = {Cell("linear0", "adamw", 128, 2, "turns", "int4"): 1.023}
+"""Cells of these forty in which what is merged is worse, and how many times as great its error is:
+three rounds, in which a mean gains nothing. benchmarks/results/small_problems.md has all cells."""
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [*CELLS, *(pytest.param(cell, marks=pytest.mark.slow) for cell in LONG)],
-    ids=lambda cell: "-".join(map(str, cell)),
-)
-def test_merged_model_default_outer_step_is_not_worse_than_alone(cell: Cell) -> None:
-    row = measure(cell, STEPS, SEEDS)
-    assert row.good, f"{row.ratio:.3f} times the error of a rack alone"
+def of_all_seeds(cell: Cell, momentum: float | None = None) -> Row:
+    merged = merged_errors(cell, STEPS, SEEDS, momentum)
+    return row_of(cell, merged, alone_errors(cell, STEPS, SEEDS))
 
 
-def test_merged_model_momentum_too_long_for_the_period_is_found() -> None:
-    cell = Cell("quadratic100", "adamw", 4)
-    assert measure(cell, STEPS, seeds=1, momentum=0.9).ratio > 10
+def test_forty_cells_with_the_defaults_are_bad_in_the_known_ones_only() -> None:
+    bad = {row.cell: row.ratio for row in map(of_all_seeds, FORTY) if not row.good}
+    assert set(bad) == set(BAD), bad
+    assert bad == pytest.approx(BAD, abs=0.01)
+
+
+def test_row_tells_the_best_rack_from_the_mean_one() -> None:
+    row = row_of(Cell("linear"), [1.0, 1.0], [[0.5, 1.9], [0.7, 1.3]])
+    assert (row.alone, row.least) == ([1.2, 1.0], [0.5, 0.7])
+    assert row.good
+    assert not row.good_beside_the_best
+
+
+def test_momentum_too_long_for_the_period_makes_more_cells_bad() -> None:
+    """The forty cells see it: .9 at every period, as it was."""
+    short = [cell for cell in FORTY if cell.period <= 4 and cell.optimizer == "adamw"]
+    ratios = [of_all_seeds(cell, momentum=0.9).ratio for cell in short]
+    assert len(short) > 5
+    assert sum(ratio > 2 for ratio in ratios) > 5
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,7 @@ def test_all_seeds_at_once_have_the_errors_of_the_reference(cell: Cell) -> None:
     merged = [merged_error(cell, steps, seed) for seed in range(seeds)]
     alone = [alone_error(cell, steps, seed) for seed in range(seeds)]
     assert merged_errors(cell, steps, seeds) == pytest.approx(merged, rel=1e-4)
-    assert alone_errors(cell, steps, seeds) == pytest.approx(alone, rel=1e-4)
+    assert np.array(alone_errors(cell, steps, seeds)) == pytest.approx(np.array(alone), rel=1e-4)
 
 
 @pytest.mark.parametrize("apart", [0.0, unequal_loss.APART])

@@ -80,7 +80,7 @@ class Asked:
     """The job. `params`: trained elements of the whole model; `link`: of one rack, shared by its
     `ranks`; `merge_ns`: per element that a rank merges; `delay_ms`: added to each exchange;
     `device`: that trains, of COPY_NS; `largest`: elements of the largest tensor, which no cut
-    between fragments divides (0: not known); `codecs`: to compare, the first that fits wins."""
+    between fragments divides (0: not known); `codecs`: to compare."""
 
     params: int
     step_ms: float
@@ -299,14 +299,17 @@ def recommended(rows: list[Choice]) -> Choice:
 
 
 def ranked(rows: list[Choice]) -> list[Choice]:
-    """The good rows by their predicted loss; of equal ones the first codec asked."""
+    """The good rows by their predicted loss; of equal ones the least tau, then the fewest bytes,
+    then the first codec asked."""
     return sorted([row for row in rows if row.good], key=_loss_key)
 
 
-def _loss_key(row: Choice) -> tuple[float, bool, int]:
-    """Beyond the measured H the loss is a bound only, and a longer H costs more."""
-    loss = row.loss
-    return round(loss.percent, 6), loss.known == "bound", row.config.sync_period_steps
+def _loss_key(row: Choice) -> tuple[float, bool, int, int, int]:
+    """Beyond the measured H the loss is a bound only, and a longer H costs more, as a later result
+    does."""
+    loss, config = row.loss, row.config
+    order = config.sync_period_steps, config.tau, row.period_bytes
+    return round(loss.percent, 6), loss.known == "bound", *order
 
 
 def measured_link(inbound_mbit: float, rtt_ms: float) -> Link:

@@ -54,7 +54,7 @@ _Codecs = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help=f"Codecs to compare, the best first if their loss is equal: {CODEC_NAMES}.",
+        help=f"Codecs to compare: {CODEC_NAMES}. Of equal loss, tau and bytes the first wins.",
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

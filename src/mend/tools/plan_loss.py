@@ -6,6 +6,9 @@ above data parallel at equal tokens, at a peak of 1.4e-3: from random weights th
 learning rates for each side. After a warm start H 32 alone was run there, and nothing at a higher
 rate; how much other H differ from it is known at half of that rate, with two racks.
 
+In lockstep a result is applied when tau steps have passed, so tau counts; otherwise as soon as it
+is there, and tau only limits the wait: the figures are of exchanges that take three to four steps.
+
 A number of racks that was not run counts as the nearest that was, by its logarithm, the greater of
 two as near. Between two H that were measured it is interpolated in log H; beyond them nothing is
 known but the direction.
@@ -14,12 +17,12 @@ known but the direction.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from mend.codec.cost import measured_cost
 from mend.config import describe
-from mend.config.pair_warnings import OVERLAP_STEPS_DEFAULT, default_momentum
+from mend.config.pair_warnings import OVERLAP_STEPS_DEFAULT, default_momentum, default_overlap
 from mend.config.settings import MendConfig
 
 Start = Literal["scratch", "warm"]
@@ -40,6 +43,16 @@ WARM: dict[int, float] = {2: 0.0, 4: 3.6}
 
 WARM_PERIODS: dict[int, float] = {16: -0.3, 32: -2.2, 128: 2.3}
 """H -> percent of two racks after a warm start, at a peak of 7e-4."""
+
+LOCKSTEP: dict[Start, dict[int, dict[int, float]]] = {
+    "scratch": {4: {16: 6.9, 32: 8.1}, 8: {16: 10.2, 32: 15.7}},
+    "warm": {4: {32: 2.7}, 8: {32: 4.8}},
+}
+"""Start -> racks -> H -> percent in lockstep with the default tau, int4 at H 16. Eight racks after
+a warm start: above data parallel from random weights, which has the same bits."""
+
+LATE = 0.37
+"""Percent for each step of tau in lockstep: of 4 racks, H 32, tau 8 and 2, one seed."""
 
 ALONE: dict[Start, dict[int, float]] = {
     "scratch": {2: 17.6, 4: 32.4, 8: 50.7},
@@ -81,16 +94,18 @@ class Loss(NamedTuple):
 def loss_of(config: MendConfig) -> Loss:
     """Predict the loss of a job with these settings, from the start that they name."""
     start: Start = config.outer_start
-    racks, period = _nearest(start, config.racks), config.sync_period_steps
-    by_period = _by_period(start, racks)
-    percent = _between(by_period, period)
+    racks, by_period = _measured(config)
+    period = config.sync_period_steps
+    percent = _between(by_period, period) + LATE * _later(config)
     if not config.outer_momentum:
         percent += _between(NO_MOMENTUM[start], period)
     if (cost := measured_cost(config.codec, config.apply_mode)) is not None:
         percent += cost[1][start == "warm"]
-    bounds, guesses = tuple(_beyond(config, by_period)), tuple(_guessed(config, racks, by_period))
+    bounds = tuple(_beyond(config, by_period))
+    guesses = (*_guessed(config, racks, by_period), *_of_lockstep(config))
     known: Known = "bound" if bounds else "estimated" if guesses else "measured"
-    return Loss(percent, known, ALONE[start][racks], bounds + guesses)
+    alone = ALONE[start][_nearest(ALONE[start], racks)]
+    return Loss(percent, known, alone, bounds + guesses)
 
 
 def source_of(config: MendConfig) -> str:
@@ -136,16 +151,36 @@ def _guessed(config: MendConfig, racks: int, known: Mapping[int, float]) -> Iter
             yield f"{name} {value} counts as its default"
 
 
-def _by_period(start: Start, racks: int) -> dict[int, float]:
-    """H -> percent."""
+def _of_lockstep(config: MendConfig) -> Iterator[str]:
+    if config.lockstep and not _locked(config):
+        yield "lockstep counts as none"
+    if later := _later(config):
+        yield f"tau {config.tau} makes {LATE * later:+.1f}, as with 4 racks and H 32"
+
+
+def _measured(config: MendConfig) -> tuple[int, dict[int, float]]:
+    """The number of racks that this one counts as; H -> percent."""
+    start: Start = config.outer_start
+    free = SCRATCH if start == "scratch" else {r: {PERIOD_BASE: pct} for r, pct in WARM.items()}
+    known = {**free, **LOCKSTEP[start]} if config.lockstep else free
+    racks = _nearest(known, config.racks)
     if start == "scratch":
-        return SCRATCH[racks]
-    shift = WARM[racks] - WARM_PERIODS[PERIOD_BASE]
-    return {period: percent + shift for period, percent in WARM_PERIODS.items()}
+        return racks, known[racks]
+    shift = known[racks][PERIOD_BASE] - WARM_PERIODS[PERIOD_BASE]
+    return racks, {period: percent + shift for period, percent in WARM_PERIODS.items()}
 
 
-def _nearest(start: Start, racks: int) -> int:
-    known = SCRATCH if start == "scratch" else WARM
+def _locked(config: MendConfig) -> bool:
+    """Whether the figures are of lockstep."""
+    return config.lockstep and _measured(config)[0] in LOCKSTEP[config.outer_start]
+
+
+def _later(config: MendConfig) -> int:
+    """Steps by which a result is applied later than in the runs that the figures are of."""
+    return config.tau - default_overlap(config.sync_period_steps) if _locked(config) else 0
+
+
+def _nearest(known: Collection[int], racks: int) -> int:
     return min(sorted(known, reverse=True), key=lambda r: abs(math.log(r / racks)))
 
 

@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks import claims
-from benchmarks.claims import CLAIMS, DETAIL, PEERS, README, ROOT, Claim, stale, write
+from benchmarks.claims import (
+    CLAIMS,
+    DETAIL,
+    PEERS,
+    QUALITY,
+    README,
+    ROOT,
+    Claim,
+    loss_tables,
+    stale,
+    with_tables,
+    write,
+)
+from benchmarks.loss import table
 
 
 def rest_of(page: str, begin: str, end: str) -> list[str]:
@@ -49,6 +62,24 @@ def test_every_figure_of_mend_among_the_peers_is_a_claim() -> None:
         assert not re.search(r"\d", line.removesuffix("bf16 |").removesuffix("float32 |")) or (
             not line.startswith("| ")
         ), f"no file has this figure: {line}"
+
+
+def test_tables_of_losses_are_those_of_the_kept_rows() -> None:
+    page = (ROOT / QUALITY).read_text()
+    assert with_tables(page) == page
+    assert all(page.count(each) == 1 for each in loss_tables())
+
+
+def test_table_of_losses_has_the_t_interval_of_the_pairs_alone() -> None:
+    """Brackets were the least and the greatest, and not said to be."""
+    row = {"size": "5M", "racks": 2, "steps": 8, "start": "scratch"}
+    losses = [("mend", 0, 1.1), ("mend", 1, 1.3), ("mend", 2, 9.0), ("alone", 0, 2.0)]
+    losses += [("data-parallel", 0, 1.0), ("data-parallel", 1, 1.0)]
+    rows = [row | dict(zip(("arm", "seed", "loss"), each, strict=True)) for each in losses]
+    mend, alone, together = (line.split(" | ")[6:] for line in table(rows).splitlines()[2:])
+    assert mend == ["mend", "3.800", "+20.0 [-107.1, +147.1]", "3 (2 paired) |"]
+    assert alone == ["alone", "2.000", "+100.0", "1 |"]
+    assert together == ["data-parallel", "1.000", "", "2 |"]
 
 
 def test_figure_that_is_stale_is_named_and_written(

@@ -183,10 +183,12 @@ def test_fitting_row_of_least_loss_is_recommended(link: str) -> None:
     assert chosen.fits
     assert chosen.loss.percent == min(row.loss.percent for row in fitting)
     equal = [row for row in fitting if row.loss.percent == chosen.loss.percent]
-    least = min((row.loss.known == "bound", row.config.sync_period_steps) for row in equal)
-    assert chosen is next(
-        row for row in equal if (row.loss.known == "bound", row.config.sync_period_steps) == least
-    ), "of equal ones the first"
+
+    def order(row: Choice) -> tuple[float, ...]:
+        period, tau = row.config.sync_period_steps, row.config.tau
+        return row.loss.known == "bound", period, tau, row.period_bytes
+
+    assert chosen is min(equal, key=order), "of equal ones the one that waits and sends least"
 
 
 def test_a_shorter_period_and_a_codec_are_compared_unasked() -> None:

@@ -19,6 +19,8 @@ from mend.tools import plan
 from mend.tools.links_spec import Link
 from mend.tools.plan_loss import (
     ALONE,
+    LATE,
+    LOCKSTEP,
     NO_MOMENTUM,
     SCRATCH,
     WARM,
@@ -50,10 +52,12 @@ def of_real_racks(peak: float = 7e-4) -> dict[tuple[int, str, str], dict[int, fl
     return found
 
 
-def above_together(peak: float, racks: int, start: str, arm: str) -> float:
-    """Mean percent above data parallel, paired by seed."""
+def above_together(peak: float, racks: int, start: str, arm: str, base: str = "") -> float:
+    """Mean percent above data parallel, paired by seed; or above another arm."""
     losses = of_real_racks(peak)
-    own, together = losses[racks, start, arm], losses[racks, start, "data-parallel"]
+    own, together = losses[racks, start, arm], losses[racks, start, base or "data-parallel"]
+    if not together:  # its bits are the same from both starts
+        together = losses[racks, "scratch", base or "data-parallel"]
     found = [100 * (own[seed] / together[seed] - 1) for seed in own if seed in together]
     return statistics.fmean(found)
 
@@ -68,6 +72,20 @@ def test_each_figure_is_the_mean_of_the_kept_runs() -> None:
     for period, pct in WARM_PERIODS.items():
         arm = ARMS[period] + ":codec=float32" * (period == 128)
         assert above_together(7e-4, 2, "warm", arm) == pytest.approx(pct, abs=0.06)
+
+
+def test_figures_in_lockstep_are_those_of_the_kept_runs() -> None:
+    for start, by_racks in LOCKSTEP.items():
+        for racks, by_period in by_racks.items():
+            for period, pct in by_period.items():
+                arm = ARMS[period].replace("mend", "mend:lockstep=true")
+                found = above_together(BEST, racks, start, arm)
+                assert found == pytest.approx(pct, abs=0.06), (start, racks, period)
+    losses, late = of_real_racks(BEST), "mend:lockstep=true"
+    soon = losses[4, "scratch", f"{late}:overlap_steps=2"]
+    (gained,) = [losses[4, "scratch", late][seed] - loss for seed, loss in soon.items()]
+    together = losses[4, "scratch", "data-parallel"][0]
+    assert 100 * gained / together / (8 - 2) == pytest.approx(LATE, abs=0.006)
 
 
 def test_figures_of_a_rack_alone_are_those_of_the_kept_runs() -> None:
@@ -108,6 +126,19 @@ def test_the_default_is_measured_and_all_else_says_what_is_not() -> None:
     assert warm.percent == pytest.approx(0.0 + 2.3 + 2.2)
     assert (str(warm), warm.known) == ("~+4", "estimated")
     assert "known at half of that rate only" in " ".join(warm.notes)
+
+
+def test_in_lockstep_tau_counts_and_otherwise_it_does_not() -> None:
+    found = loss_of(job(lockstep=True))
+    assert (str(found), found.notes) == ("+8", ())
+    soon = loss_of(job(lockstep=True, overlap_steps=2))
+    assert soon.percent == pytest.approx(8.1 - 6 * LATE)
+    assert soon.notes == ("tau 2 makes -2.2, as with 4 racks and H 32",)
+    assert loss_of(job(overlap_steps=2)) == loss_of(job())
+    assert loss_of(job(8, lockstep=True, sync_period_steps=16)).percent == 10.2
+    assert loss_of(job(8, lockstep=True, outer_start="warm")).percent == pytest.approx(4.8)
+    two = loss_of(job(2, lockstep=True, overlap_steps=2))
+    assert (two.percent, two.notes) == (3.0, ("lockstep counts as none",))
 
 
 def test_between_two_measured_periods_it_is_interpolated_in_log_h() -> None:

@@ -121,7 +121,19 @@ def test_cosine_says_how_much_of_a_step_is_not_shared() -> None:
     facts = job(agreement=0.25)
     assert mean_cosine(facts) == 0.25
     assert any("cosine of 0.25" in each and "60%" in each for each in learning(facts, {}, 0.0))
-    assert not any("cosine" in each for each in learning(job(agreement=None), {}, 0.0))
+    said = learning(job(agreement=None), {}, 0.0)
+    assert not any("cosine" in each for each in said)
+
+
+def test_what_was_not_compared_is_said_with_the_reason() -> None:
+    """The lines were left out, and nobody knew why."""
+    (line,) = [each for each in learning(job(agreement=None), {}, 0.0) if "not known" in each]
+    assert line.endswith("not known, as no two deltas were compared")
+    (line,) = [each for each in learning(job(agreement=0.25), {}, 0.0) if "not known" in each]
+    assert line.startswith("Noise of the momentum: not known, as no offer was compared")
+    run = Run().both(progress(1)).both({**commit(0, 1, {0: 1}), "live": 2})
+    said = learning(run.both(progress(9, merges=1, agreement=0.25)).ends(), {}, 0.0)
+    assert any(each.endswith("most rounds merged one rack alone") for each in said)
 
 
 def test_balance_of_signs_says_how_much_of_the_momentum_is_noise() -> None:

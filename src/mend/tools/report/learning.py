@@ -171,6 +171,10 @@ def momentum_noise(agreement: float, along: float) -> float | None:
 def _agreed(facts: RunFacts) -> Iterator[str]:
     cosine, racks = mean_cosine(facts), _racks(facts)
     if cosine is None or racks < 2:
+        yield (
+            "Agreement of the racks and noise of the momentum: not known, as "
+            + ("most rounds merged one rack alone" if racks < 2 else "no two deltas were compared")
+        )
         return
     shared = min(max(cosine, 0.0), 1.0)
     noise = (1 - shared) / racks
@@ -182,6 +186,10 @@ def _agreed(facts: RunFacts) -> Iterator[str]:
     )
     along = momentum_cosine(facts)
     if along is None:
+        yield (
+            "Noise of the momentum: not known, as no offer was compared with one: there is none "
+            "with outer_optimizer_momentum 0, nor in the first rounds"
+        )
         return
     finding = (
         f"The deltas have a cosine of {along:.2f} with the outer momentum, by the balance of their "

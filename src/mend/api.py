@@ -49,6 +49,7 @@ from mend.errors import (
     MendError,
     NotMerged,
     UsageError,
+    format_error,
     require,
 )
 from mend.events.base import Emit
@@ -634,7 +635,7 @@ class Runtime:
             if isinstance(error, Diverged):  # the word says it
                 trainer.outcome = Outcome("diverged", str(error))
             else:
-                trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+                trainer.outcome = Outcome("failed", format_error(error))
 
     def _note_rows_left(self) -> None:
         """Say which rows the merged weights lack: a batch that a DataLoader dropped, what a rack

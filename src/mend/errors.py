@@ -225,6 +225,11 @@ class NotDeterministic(MendError, RuntimeError):
         super().__init__(f"{what}; {remedy}")
 
 
+def format_error(error: BaseException | None) -> str:
+    """The error in words; empty: there is none."""
+    return f"{type(error).__name__}: {error}" if error is not None else ""
+
+
 def diagnostics_remedy(error: Exception) -> str:
     """The remedy if files of `diagnostics_dir` cannot be written."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):

@@ -25,10 +25,10 @@ from mend.consensus.records import Commit, Drop, Genesis, Lineage, Record, Snaps
 from mend.consensus.weights import part_of
 from mend.coordination import events as ev
 from mend.coordination.machines import machines_of
+from mend.errors import format_error
 from mend.events.kinds import DigestDiffers, JobGivenUp, ProtocolFault
 from mend.trace.format import Entry, Gap, answer_of
 from mend.trace.reader import RecordedTape, read_tape, tapes_in
-from mend.trace.replay import format_error
 from mend.types import Member, Peer
 from mend_lab.sim.agreement import Agreement, Problem, Seating, Undo, is_seated
 from mend_lab.sim.checkers import ANCHORS_MAX

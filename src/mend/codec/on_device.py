@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mend.codec.base import Codec, LayoutCodec
-from mend.errors import ConfigError
+from mend.errors import ConfigError, format_error
 from mend.kernels import ROW_NUMEL, DeviceOfferKernel, device_offer_kernel
 
 ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0", "topk")
@@ -84,7 +84,7 @@ class DeviceEncoder:
                         self.encode(torch.zeros_like(anchor_N), anchor_N, residual_N)
                 torch.cuda.synchronize()
         except Exception as error:  # raised by Triton: no C compiler, an unknown driver
-            message = " ".join(f"{type(error).__name__}: {error}".split())
+            message = " ".join(format_error(error).split())
             rule = f"cannot be used here, because Triton fails ({message[:MESSAGE_MAX]})"
             raise ConfigError("encode_on", "device", rule, "Use encode_on='host'.") from error
 

@@ -50,7 +50,7 @@ from mend.engine.trainer.driver import Driver
 from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_end import NOTE_NS
 from mend.engine.trainer.trainer_parts import TrainerParts
-from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, require
+from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, format_error, require
 from mend.events.base import Emit
 from mend.events.kinds import (
     BuffersChanged,
@@ -464,7 +464,7 @@ class LiveRank(OneTrainer):
     def _break_off(self, error: InvariantError) -> None:
         """Leave without telling the other racks, whichever thread found the error. A script that
         catches it trains on alone, and each later call raises it again."""
-        self.trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+        self.trainer.outcome = Outcome("failed", format_error(error))
         self.io_loop.break_off(error)
         self.abort()
 

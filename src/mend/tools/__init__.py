@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mend.errors import MendError
+from mend.errors import MendError, format_error
 from mend.tools.bench import PassedOn, bench_command
 from mend.tools.doctor.command import doctor_command
 from mend.tools.follow_command import follow_command
@@ -211,7 +211,7 @@ def run(app: typer.Typer, name: str) -> None:
         app()
     except MendError as error:
         with suppress(OSError):  # nobody may read it; the status says it, too
-            typer.echo(f"{name}: {type(error).__name__}: {error}", err=True)
+            typer.echo(f"{name}: {format_error(error)}", err=True)
         sys.exit(2)
     except SystemExit as ended:  # click's 1 would say that a check failed
         if isinstance(ended.__context__, BrokenPipeError):

@@ -10,7 +10,7 @@ from msgspec import Struct
 from mend.consensus.records import Commit
 from mend.coordination.events import Effect, Note, RecordCommitted
 from mend.coordination.machines import ProcessSpec, machines_of
-from mend.errors import TapeError
+from mend.errors import TapeError, format_error
 from mend.events.kinds import RoundDecided
 from mend.trace.format import Answer, Entry, Gap, answer_of, effect_of
 from mend.trace.state import decode_state
@@ -67,11 +67,6 @@ def replay(parts: ProcessSpec, entries: Iterable[Entry | Gap], base: bytes = b""
         rounds |= _committed(came)
     result.rounds = len(rounds)
     return result
-
-
-def format_error(error: Exception) -> str:
-    """An exception as a tape records it."""
-    return f"{type(error).__name__}: {error}"
 
 
 def _committed(effects: list[Effect]) -> set[tuple[int, int]]:

@@ -27,12 +27,11 @@ from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Encoded, Event, Machine, StateTaken
 from mend.coordination.machines import ProcessSpec
-from mend.errors import diagnostics_remedy, require
+from mend.errors import diagnostics_remedy, format_error, require
 from mend.events.base import Emit
 from mend.events.kinds import TapeGap, TapeStopped, TapeWithoutBase
 from mend.trace import format as form
 from mend.trace.format import Base, Gap, Header, Packer
-from mend.trace.replay import format_error
 from mend.trace.state import encode_state
 from mend.types import MB, VERSION
 

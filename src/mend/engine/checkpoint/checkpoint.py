@@ -41,7 +41,7 @@ from mend.engine.io.rack import RackGroup
 from mend.engine.joining.training_state import TrainingState
 from mend.engine.state.fragment_state import FragmentState, OfferProgress, OpenOffer, RankProgress
 from mend.engine.trainer.trainer import Trainer
-from mend.errors import CheckpointError, StateRefused
+from mend.errors import CheckpointError, StateRefused, format_error
 from mend.fragment.device import on_host
 from mend.fragment.plan import PLACED
 from mend.fragment.shards import by_rows
@@ -65,7 +65,7 @@ def together(group: RackGroup, job: Callable[[], T], where: str = "") -> T:
         result = job()
     except BaseException as error:  # also Ctrl-C: the others wait in the gather below
         failure = error
-    text = f"{type(failure).__name__}: {failure}" if failure is not None else ""
+    text = format_error(failure)
     if isinstance(failure, OSError):
         text = f"{failure.filename}: {failure.strerror}" if failure.filename else where + text
     texts = group.gather(text, str)

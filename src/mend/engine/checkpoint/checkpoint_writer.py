@@ -27,7 +27,7 @@ from mend.engine.compute.threads import OWN, DaemonExecutor
 from mend.engine.io.rack import RackGroup
 from mend.engine.state.fragment_state import AgreeMin, Request, Requests, Wait, drive
 from mend.engine.trainer.trainer import Trainer
-from mend.errors import CheckpointError, InvariantError, MendError, require
+from mend.errors import CheckpointError, InvariantError, MendError, format_error, require
 from mend.events.base import Emit
 from mend.events.kinds import CheckpointMoved, CheckpointWritten, StateDictTaken
 from mend.types import MS, SECOND
@@ -98,7 +98,7 @@ class PendingCheckpoint:
 
 
 def _why(error: BaseException) -> str:
-    return str(error) if isinstance(error, MendError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, MendError) else format_error(error)
 
 
 def rest_of(saved: object) -> Rest:

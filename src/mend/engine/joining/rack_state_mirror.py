@@ -20,8 +20,7 @@ from mend.engine.compute.digest import bytes_of, digest_of_state
 from mend.engine.joining.inbox import MirrorInbox
 from mend.engine.joining.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
 from mend.engine.loop.feature import LoopFeature, LoopParts
-from mend.engine.loop.jobs import format_error
-from mend.errors import PayloadGone
+from mend.errors import PayloadGone, format_error
 from mend.events.kinds import MirrorFailed, MirrorKept, MirrorMissed
 from mend.types import Address, Member, mirrors_key, rack_state_key
 

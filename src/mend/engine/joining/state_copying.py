@@ -16,7 +16,7 @@ from mend.engine.joining.inbox import StateInbox
 from mend.engine.joining.training_state import Given, LikeFirst, Received, Refused
 from mend.engine.loop.effects import Handlers
 from mend.engine.loop.feature import LoopFeature, LoopParts
-from mend.engine.loop.jobs import format_error
+from mend.errors import format_error
 from mend.types import Member, training_state_key
 
 BYTES_PER_ELEMENT_MAX = 64

@@ -20,7 +20,7 @@ from mend.engine.hooks.schedulers import is_scheduled, rates_of, schedulers_of
 from mend.engine.hooks.step_hooks import HoldsParameters
 from mend.engine.joining.optimizer_state import adopt, portable, resolved
 from mend.engine.joining.plain_data import Each, Packing, check, one_by_one, unpack
-from mend.errors import StateRefused, UsageError
+from mend.errors import StateRefused, UsageError, format_error
 from mend.events.base import Emit
 from mend.events.kinds import (
     MirrorLoaded,
@@ -382,7 +382,7 @@ class TrainingState:
         except StateRefused as error:
             why = str(error)
         except Exception as error:  # of the script's own state_dict; no memory for the copy
-            why = f"{type(error).__name__}: {error}"
+            why = format_error(error)
         if why and why != self._unmirrored:
             self._note(MirrorRefused(step, why))
         self._unmirrored = why
@@ -493,7 +493,7 @@ def _or_why_not(take: Callable[[], Given]) -> Given:
     except StateRefused as error:
         return str(error)[:TEXT_MAX]
     except Exception as error:  # of the script's own state_dict; no memory for the copy
-        return f"{type(error).__name__}: {error}"[:TEXT_MAX]
+        return format_error(error)[:TEXT_MAX]
 
 
 def no_mirror(unheard: Sequence[int]) -> str:

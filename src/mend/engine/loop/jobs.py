@@ -53,8 +53,3 @@ class Jobs:
         failure = WorkerFailed(f"a background job of rack {self._rack} failed: {error!r}")
         failure.__cause__ = error
         self.published.fail(failure)
-
-
-def format_error(error: Exception | None) -> str:
-    """The error in words; empty: there is none."""
-    return f"{type(error).__name__}: {error}" if error is not None else ""

@@ -20,9 +20,9 @@ from mend.engine.compute.digest import digests_of_tensors
 from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.payload_checks import blame
 from mend.engine.compute.sums import factors_in
-from mend.engine.loop.jobs import Jobs, format_error
+from mend.engine.loop.jobs import Jobs
 from mend.engine.loop.store import Attempt, Payload, TensorStore
-from mend.errors import Diverged, Unmergeable
+from mend.errors import Diverged, Unmergeable, format_error
 from mend.transport.bulk_wire import checksum_of
 from mend.types import Extent
 

@@ -16,11 +16,11 @@ from mend.coordination import events as ev
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded
-from mend.engine.loop.jobs import Jobs, format_error
+from mend.engine.loop.jobs import Jobs
 from mend.engine.loop.pulls_ahead import Ahead, PullsAhead
 from mend.engine.loop.store import TensorStore
 from mend.engine.state.fragment_state import OpenOffer
-from mend.errors import NonFinite
+from mend.errors import NonFinite, format_error
 from mend.events.kinds import OfferDeclined, OfferEncoded
 from mend.types import Extent, Meter, state_key
 

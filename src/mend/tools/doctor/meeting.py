@@ -29,7 +29,15 @@ from mend.config.sources import OUTCOMES
 from mend.engine.io.rack import RackGroup
 from mend.engine.state.outcome import Outcome
 from mend.engine.witness import detect_ns
-from mend.errors import ConfigError, Evicted, MendError, StartTimeout, TransportError, UsageError
+from mend.errors import (
+    ConfigError,
+    Evicted,
+    MendError,
+    StartTimeout,
+    TransportError,
+    UsageError,
+    format_error,
+)
 from mend.events.base import LoggedEvent
 from mend.events.kinds import FetchFailed, HelloHeard, PayloadPulled, RackRefused
 from mend.events.lines import Timed, decode_line
@@ -113,7 +121,7 @@ def meet(config: MendConfig, wait_s: float, megabytes: float) -> Meeting:
         seconds=time.monotonic() - begun_s,
         megabytes=megabytes,
         peers=tuple(_seen(config, result, watch, rack) for rack in others),
-        failure=f"{type(error).__name__}: {error}" if error is not None else "",
+        failure=format_error(error),
         timed_out=isinstance(error, StartTimeout),
         answered=_answered(config, watch),
         outcome=_outcome(result),
@@ -132,7 +140,7 @@ def attend(config: MendConfig, wait_s: float, megabytes: float) -> int:
     error = _run(config, wait_s, megabytes, lambda _: {}).error
     if not isinstance(error, _OF_THIS_RANK):
         return 0  # the first rank says the same
-    print(f"mend doctor: {type(error).__name__}: {error}", file=sys.stderr)
+    print(f"mend doctor: {format_error(error)}", file=sys.stderr)
     return 1
 
 

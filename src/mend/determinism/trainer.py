@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from mend.determinism.clipping import clip_grad_norm
 from mend.determinism.collectives import all_reduce
@@ -207,8 +206,7 @@ class DeterministicTrainer(Closes):
 
     def _refuse_unordered(self, batch: Any, loss: Tensor) -> None:
         """Once for all batches of equal shapes: weights whose gradient depends on the cut."""
-        leaves = pytree.tree_leaves(batch)
-        shapes = tuple(each.shape for each in leaves if isinstance(each, Tensor))
+        shapes = tuple(each.shape for each in tensors_in(batch))
         active = enabled()
         if self.level == "run" or active is None or shapes in self._walked:
             return

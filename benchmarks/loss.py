@@ -218,14 +218,7 @@ def train_with_mend(options: argparse.Namespace, arm: str, seed: int) -> dict[st
             "--start", options.start, "--peak", str(options.peak), "--inner", options.inner,
             "--settings", json.dumps(_typed(settings)),
         ]  # fmt: skip
-        paths = [str(Path(__file__).parent.parent), *filter(None, sys.path)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        if count := torch.cuda.device_count():  # racks share them where there are fewer
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-            devices = visible if visible[0] else [str(number) for number in range(count)]
-            shared = [devices[rack % count] for rack in range(options.racks)]
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(shared)
-        subprocess.run(argv, check=True, env=environment, stdout=subprocess.DEVNULL)
+        subprocess.run(argv, check=True, env=environment(options.racks), stdout=subprocess.DEVNULL)
         told = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     if {each["outcome"] for each in told} != {"merged"} or len(told) != options.racks:
         raise RuntimeError(f"{arm} with seed {seed} ended {told}")
@@ -234,6 +227,18 @@ def train_with_mend(options: argparse.Namespace, arm: str, seed: int) -> dict[st
             f"{arm} with seed {seed} moved weights further than its steps can: {told}"
         )
     return told[0] | {"seconds": max(each["seconds"] for each in told)}
+
+
+def environment(racks: int) -> dict[str, str]:
+    """Return the environment of a job's launcher: its racks share the GPUs where there are
+    fewer."""
+    paths = [str(Path(__file__).parent.parent), *filter(None, sys.path)]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if count := torch.cuda.device_count():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        devices = visible if visible[0] else [str(number) for number in range(count)]
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(devices[rack % count] for rack in range(racks))
+    return found
 
 
 def _typed(settings: dict[str, str]) -> dict[str, Any]:

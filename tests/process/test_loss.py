@@ -1,4 +1,4 @@
-"""benchmarks.loss and benchmarks.small_problems train real racks, and keep a line of each."""
+"""benchmarks.loss, data_parallel and small_problems train real racks, and keep a line of each."""
 
 from __future__ import annotations
 
@@ -55,6 +55,22 @@ def test_weights_that_move_further_than_steps_can_are_seen(times: float, beyond:
     with torch.no_grad():
         model.bias[0] += times * 2 * STEP_MAX * rates
     assert beyond_reach(rack, before, range(20), config) is beyond
+
+
+def test_data_parallel_benchmark_compares_jobs_that_exchange_with_one_that_does_not(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "rates.json"
+    argv = [
+        sys.executable, "-m", "benchmarks.data_parallel", "--link", "", "--size", "tiny",
+        "--steps", "40", "--repeats", "1", "--out", str(out),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(argv, check=True, cwd=ROOT, env=environment, timeout=LIMIT_S)
+    found = json.loads(out.read_text())["modes"]
+    assert list(found) == ["none", "mend", "ddp"]
+    assert all(each["tokens_per_s"][0] > 0 for each in found.values())
+    assert found["ddp"]["bytes_per_step"] is None, "only an interface of --link is counted"
 
 
 def test_small_problem_is_merged_by_real_racks() -> None:

@@ -251,11 +251,13 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, operators are the recorder's own."""
+        """Inside, operators are the recorder's own. Hashes that are asked for are started when it
+        ends, before the script writes to their tensors."""
         was, self._busy = self._busy, True
         try:
             with torch.no_grad():
                 yield
+                self._recorder.hashes.launch()
         finally:
             self._busy = was
 

@@ -58,11 +58,12 @@ def test_an_atomic_add_is_found_over_two_ranks(tmp_path: Path) -> None:
     finding = verdict["finding"]
     assert (finding["step"], finding["direction"], finding["module"]) == (2, "forward", "tokens")
     assert finding["operator"] == "planted.atomic_sum.default"
+    assert finding["line"].startswith("tests/process/planted.py:")
     assert "order depends on threads or time" in finding["cause"]
     assert (tmp_path / "B-operators" / "rank-1.jsonl").exists()
     status, said = repro(str(tmp_path / "A-operators"), str(tmp_path / "B-operators"))
     assert status == 1
-    assert "    operator   planted.atomic_sum.default\n" in said
+    assert "    operator   planted.atomic_sum.default\n    line       tests/" in said
 
 
 SETTINGS = {
@@ -92,6 +93,7 @@ def test_the_fault_of_the_example_is_found() -> None:
 @pytest.mark.usefixtures("warm")
 def test_equal_runs_and_runs_that_fail() -> None:
     assert found("--steps", "2", *SCRIPT)["steps"] == 2
+    assert found("--steps", "1", str(ROOT / "tests" / "process" / "planted.py"))["steps"] == 1
     with pytest.raises(MendError, match=r"run A \(1 of 2\) ended with status 2:\n(.|\n)*--fault"):
         repro(*SCRIPT, "--fault", "unknown")
     with pytest.raises(MendError, match="no step of a torch optimizer"):
@@ -150,13 +152,18 @@ def test_cuts_are_certified_and_the_certificate_holds(tmp_path: Path) -> None:
     content = json.loads(written.read_text())["content"]
     verdicts = {each["cut"]: each["verdict"] for each in content["cuts"]}
     equal = dict.fromkeys(("repeated", "4 microbatches", "2 ranks"), "equal")
-    assert verdicts == {"uncut": "uncut", **equal}, said
+    missing = {"another GPU": "not available"}
+    assert verdicts == {"uncut": "uncut", **equal, **missing}, said
+    assert content["cuts"][-1]["why"] == "the parameters are on cpu"
     assert status == 0
-    assert len({each["all steps"] for each in content["cuts"]}) == 1
+    assert len({each["all steps"] for each in content["cuts"][:-1]}) == 1
     about = [content[name] for name in ("level", "seed", "leaves", "steps")]
     assert about == ["shape", 7, 8, 2]
     assert "in two runs, in 4 microbatches and on 2 ranks." in said
     assert repro("--verify", str(written), "--key", str(public)) == (0, said)
+    same = repro("--verify", str(written), "--against", str(written), "--key", str(public))
+    assert same[0] == 0
+    assert "equal: 2 steps: gradients, weights, optimizer\n" in same[1]
     written.write_text(written.read_text().replace('"leaves": 8', '"leaves": 4'))
     with pytest.raises(CertificateError, match="was edited"):
         repro("--verify", str(written))

@@ -66,6 +66,8 @@ class Finding:
     direction: str = ""
     module: str = ""
     operator: str = ""
+    line: str = ""
+    """That calls the operator; of a backward operator that of the forward pass."""
     cause: str = ""
     measured: bool = False
 
@@ -162,6 +164,10 @@ class _Pair:
     one: list[dict[str, Any]]
     other: list[dict[str, Any]]
 
+    @property
+    def line(self) -> str:
+        return str(self.one[0].get("line", ""))
+
 
 def _locate(finding: Finding, one: Run, other: Run) -> Finding:
     calls = [[_calls(each.entries[finding.step]) for each in run] for run in (one, other)]
@@ -174,7 +180,7 @@ def _locate(finding: Finding, one: Run, other: Run) -> Finding:
     matched = _Rows(by_call[0], by_call[1])
     found = _search(_by_key(one, other, finding.step), matched)
     if found is not None:
-        return _with(finding, *found)
+        return _with(finding, found[0].at, found[1], line=found[0].line)
     if not matched.compared:
         cause = (
             "nothing was compared: no tensor has the rows of the batch as its first dimension, or "
@@ -190,8 +196,10 @@ def _locate(finding: Finding, one: Run, other: Run) -> Finding:
     return _with(finding, ("backward", finding.name, ""), cause)
 
 
-def _with(finding: Finding, at: tuple[str, str, str], cause: str, rank: int = 0) -> Finding:
-    return Finding(finding.step, finding.part, finding.name, True, rank, *at, cause)
+def _with(
+    finding: Finding, at: tuple[str, str, str], cause: str, rank: int = 0, line: str = ""
+) -> Finding:
+    return Finding(finding.step, finding.part, finding.name, True, rank, *at, line, cause)
 
 
 def _calls(entries: list[dict[str, Any]]) -> int:
@@ -204,7 +212,8 @@ def _first_of_ranks(finding: Finding, one: Run, other: Run) -> Finding:
     for left, right in zip(one, other, strict=True):
         pairs = _side_by_side(left.entries[finding.step], right.entries[finding.step])
         if (each := _search(pairs, None)) is not None:
-            found.append(_with(finding, *each, left.rank))
+            pair, cause = each
+            found.append(_with(finding, pair.at, cause, left.rank, pair.line))
     collective = [each.operator.startswith("c10d") for each in found]
     if not found:
         cause = "the operators of this step made equal bits; the difference is none of torch's"
@@ -298,14 +307,14 @@ class _Rows:
         return all(row == rows[1][at] for row, at in zip(rows[0], self._place, strict=True))
 
 
-def _search(pairs: Iterable[_Pair], rows: _Rows | None) -> tuple[tuple[str, str, str], str] | None:
+def _search(pairs: Iterable[_Pair], rows: _Rows | None) -> tuple[_Pair, str] | None:
     """The first operator that made different bits of equal ones, or was given different bits that
     no operator had made. Rows: None where entries stand side by side."""
     made: set[str] = set()
     for pair in pairs:
         if not pair.other:
             return (
-                pair.at,
+                pair,
                 "the runs execute other operators from here on: their control flow parts",
             )
         given = _values(pair, "in", rows)
@@ -314,13 +323,13 @@ def _search(pairs: Iterable[_Pair], rows: _Rows | None) -> tuple[tuple[str, str,
         if foreign and pair.one[0].get("view"):
             continue  # it reads nothing: what it shows may be memory that is written later
         if foreign:
-            return pair.at, _cause_of_input(pair.at)
+            return pair, _cause_of_input(pair.at)
         if rows is None and pair.one[0].get("numbers") != pair.other[0].get("numbers"):
-            return pair.at, _NUMBERS
+            return pair, _NUMBERS
         inputs = [*given, *_values(pair, "changed", rows)]
         results = _values(pair, "out", rows)
         if all(inputs) and False in results:
-            return pair.at, likely_cause(pair.at[2], rows is not None, not inputs)
+            return pair, likely_cause(pair.at[2], rows is not None, not inputs)
         made.update(value[1] for entry in pair.one for value in entry["out"])
     return None
 

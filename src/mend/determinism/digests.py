@@ -99,6 +99,7 @@ def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
         raise UsageError(f"a value is nested deeper than {DEPTH_MAX}; digest a part")
     if isinstance(value, Tensor):
         yield value
+        return
     for _, item in _items(value):
         yield from _tensors(item, depth + 1)
 
@@ -120,7 +121,8 @@ def _pieces(
     if isinstance(value, Tensor):
         yield f"{path}:{value.dtype}:{tuple(value.shape)}".encode()
         yield hash_of(whole_tensor(value) if share_of(value) is None else next(wholes))
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:  # else of addresses
+        return
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:  # else of addresses
         yield f"{path}:{value.dtype}:{value.shape}".encode()
         yield xxhash.xxh3_128_digest(value.tobytes())
     elif isinstance(value, Mapping):

@@ -9,10 +9,13 @@ A step is one call of any torch optimizer's step(). Entries of a step are in the
 from __future__ import annotations
 
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
+from functools import cache
+from types import FrameType
 from typing import Any
 
 import torch
@@ -248,14 +251,18 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._call, self._rows = 0, 0
         self._owners: list[tuple[int, str, int, int]] = [(0, "", 0, 0)]
         """From this number of a node on: module, call, rows."""
+        self._lines: list[tuple[int, str]] = []
+        """Nodes below this number, and not below that before, are of this line."""
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, operators are the recorder's own."""
+        """Inside, operators are the recorder's own. Hashes that are asked for are started when it
+        ends, before the script writes to their tensors."""
         was, self._busy = self._busy, True
         try:
             with torch.no_grad():
                 yield
+                self._recorder.hashes.launch()
         finally:
             self._busy = was
 
@@ -319,6 +326,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._busy or not self._recorder.detailed:
             return func(*args, **kwargs)
+        self._note_line()
         name = func._schema.name.partition("::")[2]
         read, written = _arguments(func, args, kwargs)
         with self.aside():
@@ -347,6 +355,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recorder.entry(
             {
                 "at": [direction, module, name],
+                "line": self._line(),
                 "call": call,
                 "numbers": numbers,
                 "view": view,
@@ -367,6 +376,26 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.optimizer:
             return "optimizer", self.optimizer, 0
         return "forward", "", self._call
+
+    def _line(self) -> str:
+        """The line that calls the operator now; in the backward pass that of the forward pass."""
+        node: Any = torch._C._current_autograd_node()
+        if node is None or self._stack:
+            return calling_line()
+        number = node._sequence_nr()
+        at = bisect_right(self._lines, number, key=lambda line: line[0])
+        return self._lines[at][1] if at < len(self._lines) else ""
+
+    def _note_line(self) -> None:
+        """Of the nodes that autograd has made since the last operator: it makes that of an operator
+        before it calls it."""
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        if torch._C._current_autograd_node() is None and number > self._last_number:
+            self._lines.append((number, calling_line()))
+
+    @property
+    def _last_number(self) -> int:
+        return self._lines[-1][0] if self._lines else 0
 
     def _owner(self, node: Any) -> tuple[str, int]:
         number = node._sequence_nr()
@@ -422,6 +451,30 @@ def header() -> dict[str, Any]:
             "PYTHONHASHSEED": "random" if HASH_SEED_CHOSEN in os.environ else hash_seed,
         },
     }
+
+
+def calling_line() -> str:
+    """ "train.py:41": of the innermost call that is neither torch's nor mend's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if name := _shown(frame.f_code.co_filename):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+_OWN = tuple(f"{os.path.dirname(file)}{os.sep}" for file in (torch.__file__, __file__))
+
+
+@cache
+def _shown(file: str) -> str:
+    """A file's name for people, relative to where the script was started; empty: it is code of
+    torch, of this room, or of none that has a file."""
+    path = os.path.abspath(file)
+    if file.startswith("<") or path.startswith(_OWN):
+        return ""
+    here = f"{os.getcwd()}{os.sep}"
+    return path.removeprefix(here)
 
 
 def _arguments(

@@ -4,6 +4,7 @@ equal bits."""
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import tempfile
 import time
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 
 from mend.determinism.comparison import ROW_DIGITS, Run, compare, steps_of_all
 from mend.errors import ConfigError, UsageError
 from mend.tools.certificate import document_of, private_key, public_key, verified
+from mend.tools.certificate_pair import print_pair
 from mend.tools.repro import DIFFERENT, EQUAL, HASH_SEEDS, INTERRUPTED, say
 from mend.tools.repro_runs import Asked, Extent, Setting, Stopped, recorded
 
@@ -59,6 +62,10 @@ class Cut:
     ranks: int = 1
     microbatches: int = 1
     is_repeat: bool = False
+    """Whether its calls of the model are those of the uncut run."""
+
+
+ANOTHER_GPU = "another GPU"
 
 
 def certify(wanted: Wanted) -> int:
@@ -81,24 +88,34 @@ def certify(wanted: Wanted) -> int:
     typer.echo(text if wanted.as_json else "\n".join(lines_of(content)), nl=not wanted.as_json)
     say(f"wrote {wanted.output}{'' if key is None else ', signed'}")
     verdicts = [each["verdict"] for each in content["cuts"][1:]]
+    verdicts = [each for each in verdicts if each != "not available"]
     if wanted.must or "different" in verdicts:
         return EQUAL if set(verdicts) == {"equal"} else DIFFERENT
     return EQUAL
 
 
-def verify(path: Path, key: Path | None, as_json: bool) -> int:
-    """Raises CertificateError where the certificate does not hold."""
-    content, signer = verified(path, None if key is None else public_key(key))
+def verify(path: Path, key: Path | None, other: Path | None, as_json: bool) -> int:
+    """Also compares it with `other`, of another machine. Raises CertificateError where a
+    certificate does not hold, or the two are not of one training."""
+    content = _held(path, key)
+    if other is not None:
+        return print_pair(content, _held(other, key), as_json)
     if as_json:
         typer.echo(path.read_text(encoding="utf-8"), nl=False)
     else:
         typer.echo("\n".join(lines_of(content)))
+    return EQUAL
+
+
+def _held(path: Path, key: Path | None) -> dict[str, Any]:
+    """The content of a certificate that holds."""
+    content, signer = verified(path, None if key is None else public_key(key))
     who = "; it is not signed, so anyone may have made it"
     if signer is not None:
         who = f", signed by {signer}"
         who += "" if key else " (a key that the file itself names: pass --key to ask for one)"
     say(f"{path} is as it was written{who}")
-    return EQUAL
+    return content
 
 
 # runs
@@ -115,7 +132,26 @@ def cuts_of(wanted: Wanted) -> list[Cut]:
     for count in wanted.ranks:
         setting = Setting(f"ranks-{count}", count, hash_seed=whole)
         cuts.append(Cut(f"{count} ranks", setting, ranks=count))
-    return cuts
+    mine = max(1, wanted.processes)
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[mine : 2 * mine])}
+    setting = Setting("another-GPU", wanted.processes, env=env, hash_seed=whole)
+    return [*cuts, Cut(ANOTHER_GPU, setting, is_repeat=True)]
+
+
+def visible_gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names those that a script is shown, in its order."""
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(each) for each in range(count)] if named is None else named.split(",")[:count]
+
+
+def _why_no_other_gpu(wanted: Wanted, base: Run) -> str:
+    """Empty: as many GPUs as the uncut run has used are left."""
+    devices, gpus = base[0].steps[1]["devices"], len(visible_gpus())
+    if devices != ["cuda"]:
+        return f"the parameters are on {', '.join(devices)}"
+    needed = 2 * max(1, wanted.processes)
+    return "" if gpus >= needed else f"needs {needed} GPUs, this machine shows {gpus}"
 
 
 def content_of(wanted: Wanted, folder: Path) -> dict[str, Any]:
@@ -129,7 +165,12 @@ def content_of(wanted: Wanted, folder: Path) -> dict[str, Any]:
     base = recorded(asked, uncut, folder, phase, say)
     limit_s = LIMIT_S + LIMIT_TIMES * (time.monotonic() - began_s)
     rows: list[dict[str, Any]] = [_row(Cut("uncut", uncut), base, "uncut", "")]
+    missing = _why_no_other_gpu(wanted, base)
     for number, cut in enumerate(cuts, 2):
+        if cut.name == ANOTHER_GPU and missing:
+            say(f"{ANOTHER_GPU} is not available: {missing}")
+            rows.append(_row(cut, None, "not available", missing))
+            continue
         made = steps_of_all(base)
         extent = Extent(
             wanted.steps, made=made, rows=True, limit_s=limit_s, phase=f"({number} {of}"
@@ -149,6 +190,8 @@ def _row(cut: Cut, run: Run | None, verdict: str, why: str) -> dict[str, Any]:
     row |= {"PYTHONHASHSEED": cut.setting.hash_seed} if cut.setting.chooses_hash_seed else {}
     row |= {"verdict": verdict, "why": why}
     if run is not None:
+        row |= cut.setting.env
+        row["GPU"] = run[0].header["facts"]["GPU"]
         steps = [run[0].steps[step] for step in range(1, steps_of_all(run) + 1)]
         every = [[step[part] for part in ("gradients", "weights", "optimizer")] for step in steps]
         row |= {"weights": steps[-1]["weights"], "optimizer": steps[-1]["optimizer"]}
@@ -278,7 +321,7 @@ def claim_of(content: dict[str, Any]) -> str:
         leaves = f", {content['leaves']} leaves" if content["leaves"] else ""
         level = f"at level {content['level']} (seed {content['seed']}{leaves})"
     equal = [each["cut"] for each in cuts if each["verdict"] == "equal"]
-    others = [each["cut"] for each in cuts[1:] if each["verdict"] != "equal"]
+    others = [each["cut"] for each in cuts[1:] if each["verdict"] not in ("equal", "not available")]
     where = (
         f"On one machine ({machine['CPU']}{gpu}; torch {versions['torch']}, mend "
         f"{versions['mend']}, Python {versions['Python']}), "
@@ -287,7 +330,9 @@ def claim_of(content: dict[str, Any]) -> str:
     if "repeated" not in equal:
         return f"{where}two runs of {what} did not give equal bits."
     ways = ["in two runs"]
-    ways += [f"{'on' if 'ranks' in each else 'in'} {each}" for each in equal if each != "repeated"]
+    ways += [
+        f"{'in' if 'microbatches' in each else 'on'} {each}" for each in equal if each != "repeated"
+    ]
     joined = ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} and {ways[-1]}"
     claim = (
         f"{where}{what} gave gradients, weights and optimizer state that are equal bit for bit "
@@ -298,9 +343,9 @@ def claim_of(content: dict[str, Any]) -> str:
 
 def lines_of(content: dict[str, Any]) -> list[str]:
     """The certificate for people: the table, and the sentence."""
-    lines = [f"{'cut':<18}{'verdict':<11}{'weights':<18}optimizer"]
+    lines = [f"{'cut':<18}{'verdict':<15}{'weights':<18}optimizer"]
     for each in content["cuts"]:
         digests = [str(each.get(part, "-"))[:DIGITS] for part in ("weights", "optimizer")]
-        lines.append(f"{each['cut']:<18}{each['verdict']:<11}{digests[0]:<18}{digests[1]}")
+        lines.append(f"{each['cut']:<18}{each['verdict']:<15}{digests[0]:<18}{digests[1]}")
         lines += [f"    {each['why']}"] * bool(each["why"])
     return [*lines, "", content["claim"]]

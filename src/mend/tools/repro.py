@@ -207,6 +207,7 @@ def lines_of(finding: Finding, facts: Sequence[str], pairs: int) -> list[str]:
         "direction": finding.direction,
         "module": finding.module,
         "operator": finding.operator,
+        "line": finding.line,
         "cause" if finding.measured else "likely": finding.cause,
         "settings": "; ".join(facts),
     }

@@ -31,9 +31,10 @@ differently (microbatches, ranks), repro compares rows, at whatever position of 
 To compare two machines, record on each with --record, copy both folders to one machine, and compare
 them there.
 
-With --certify it runs the script once uncut, once more, in microbatches and on several ranks, and
-writes a certificate: which of these gave equal bits on this machine, with versions and digests. The
-number of microbatches is passed to the script as --microbatches N; ranks are started by torchrun.
+With --certify it runs the script once uncut, once more, in microbatches, on several ranks and on
+another GPU, and writes a certificate: which of these gave equal bits on this machine, with versions
+and digests. The number of microbatches is passed to the script as --microbatches N; ranks are
+started by torchrun. --verify FILE --against OTHER compares the certificates of two machines.
 
 Exit status 0: equal; 1: different; 2: a run failed, or a certificate does not hold; 130: stopped by
 Ctrl-C, as is the script.
@@ -53,6 +54,8 @@ Ctrl-C, as is the script.
   mend repro --certify --ranks 2,4 --sign key.pem -- train.py --steps 100
 
   mend repro --verify train.certificate.json --key key.pub
+
+  mend repro --verify h100.json --against h200.json
 """
 
 
@@ -124,6 +127,10 @@ _Key = Annotated[
     Path | None,
     typer.Option(metavar="PUB", help="With --verify: the public key that must have signed it."),
 ]
+_Against = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --verify: compare with this one, of another machine."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -149,6 +156,7 @@ def repro_command(
     sign: _Sign = None,
     verify: _Verify = None,
     key: _Key = None,
+    against: _Against = None,
     as_json: _Json = False,
 ) -> None:
     """`mend repro`; HELP says what it does."""
@@ -156,7 +164,7 @@ def repro_command(
     if verify is not None:
         from mend.tools.certify import verify as verify_file
 
-        raise typer.Exit(verify_file(verify, key, as_json))
+        raise typer.Exit(verify_file(verify, key, against, as_json))
     if certify:
         command = (*map(str, recordings or []), *(context.obj or []))
         raise typer.Exit(_certify(command, context.params))
@@ -165,6 +173,8 @@ def repro_command(
     from mend.tools.repro import record as record_run
     from mend.tools.repro_runs import Asked
 
+    if context.obj is None and recordings and recordings[0].is_file():
+        context.obj, recordings = [str(each) for each in recordings], None
     if context.obj is None:
         raise typer.Exit(compare_folders(recordings or [], as_json))
     if recordings or not context.obj:
@@ -185,7 +195,7 @@ _OF_PAIRS = ("a_nproc", "b_nproc", "a_env", "b_env", "a_args", "b_args", "record
 def _refuse_options(context: typer.Context, certify: bool, verify: bool) -> None:
     """Raises UsageError for an option that the mode would not read."""
     wrong = {name: "needs --certify" for name in _OF_CERTIFY if not certify}
-    wrong |= {} if verify else {"key": "needs --verify"}
+    wrong |= {} if verify else dict.fromkeys(("key", "against"), "needs --verify")
     if certify or verify:
         wrong |= dict.fromkeys(_OF_PAIRS, "is an option of two runs that are compared")
     for name, why in wrong.items():

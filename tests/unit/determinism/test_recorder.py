@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -30,6 +32,29 @@ def test_every_operator_has_its_module_and_direction() -> None:
         ("backward", "Model", "aten.threshold_backward.default"),
         ("backward", "first", "aten.mul.Tensor"), ("optimizer", "AdamW", "aten.addcdiv_.default"),
     } <= places  # fmt: skip
+
+
+def source(line: str) -> str:
+    """The text of "file.py:41"."""
+    name, _, number = line.rpartition(":")
+    assert not Path(name).is_absolute(), "it is shown from where the script was started"
+    return linecache.getline(name, int(number)).strip()
+
+
+def test_every_operator_has_the_line_that_calls_it_or_called_its_forward() -> None:
+    lines = {
+        (entry["at"][0], entry["at"][2]): source(entry["line"])
+        for entry in recorded("atomic", detail=2).entries[2]
+        if entry["line"]
+    }
+    assert lines["forward", "planted.atomic_sum.default"] == "return atomic_sum(x)"
+    relu = "out: Tensor = self.last(self.tokens(self.first(x)).relu())"
+    assert lines["forward", "aten.relu.default"] == relu
+    assert lines["forward", "aten.pow.Tensor_Scalar"] == "loss = out.square().sum()"
+    assert lines["backward", "aten.pow.Tensor_Scalar"] == "loss = out.square().sum()"
+    assert lines["backward", "aten.sum.dim_IntList"] == "return x * self.weight"
+    assert lines["backward", "aten.threshold_backward.default"] == relu
+    assert lines["optimizer", "aten.addcdiv_.default"] == "optimizer.step()"
 
 
 def test_a_script_is_ended_behind_the_last_step() -> None:

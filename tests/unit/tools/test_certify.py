@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mend.determinism.comparison import Recording, Run
 from mend.determinism.recorder import FORMAT
-from mend.tools.certify import Wanted, claim_of, cuts_of, judge, lines_of
+from mend.tools import certify
+from mend.tools.certify import Wanted, claim_of, content_of, cuts_of, judge, lines_of
+from mend.tools.repro_runs import Asked, Setting
 
 ROWS = [f"{row:016x}" for row in range(4)]
 
@@ -87,8 +90,8 @@ def test_claim_names_every_cut_and_what_is_not_certified() -> None:
 def test_table_says_why_a_cut_does_not_count() -> None:
     lines = lines_of({**content(("repeated", "equal"), ("2 ranks", "not cut")), "claim": "So."})
     assert lines[2:] == [
-        "repeated          equal      -                 -",
-        "2 ranks           not cut    -                 -", "    because", "", "So.",
+        "repeated          equal          -                 -",
+        "2 ranks           not cut        -                 -", "    because", "", "So.",
     ]  # fmt: skip
 
 
@@ -97,7 +100,65 @@ def test_script_is_told_its_cut_by_one_option_and_by_torchrun(
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     wanted = Wanted(("t.py",), Path("c"), ranks=(4,), microbatches=(2,), option="--accumulate")
-    repeated, parts, ranks = cuts_of(wanted)
+    repeated, parts, ranks, _ = cuts_of(wanted)
     assert (parts.setting.arguments, parts.setting.processes) == (("--accumulate", "2"), 0)
     assert (ranks.setting.arguments, ranks.setting.processes) == ((), 4)
     assert repeated.setting.hash_seed != parts.setting.hash_seed == ranks.setting.hash_seed
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
+    """The settings of the runs that content_of() makes; every run trains on a GPU."""
+    made: list[Setting] = []
+
+    def recorded(asked: Asked, setting: Setting, *others: object) -> Run:
+        made.append(setting)
+        whole = run([[0, 1, 2, 3]])
+        whole[0].header["facts"] = {"CPU": "AVX", "GPU": "H100", "threads": 1, "torch": "2.11"}
+        for step in whole[0].steps.values():
+            step |= {"devices": ["cuda"], "level": "none", "optimizer": "o"}
+        return whole
+
+    monkeypatch.setattr(certify, "recorded", recorded)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("count", "named", "processes", "others"),
+    [
+        (2, None, 0, "1"),
+        (4, "3,1,0,2", 0, "1"),
+        (4, None, 2, "2,3"),
+        (2, "GPU-a,GPU-b", 0, "GPU-b"),
+    ],
+)
+def test_another_gpu_is_the_next_that_the_script_is_shown(
+    ran: list[Setting], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    count: int, named: str | None, processes: int, others: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    content = content_of(Wanted(("t.py",), Path("c"), processes=processes), tmp_path)
+    assert [each.env.get("CUDA_VISIBLE_DEVICES") for each in ran] == [None, None, others]
+    assert ran[-1].processes == processes
+    last = content["cuts"][-1]
+    assert (last["cut"], last["verdict"], last["GPU"]) == ("another GPU", "equal", "H100")
+    assert last["CUDA_VISIBLE_DEVICES"] == others
+    assert "in two runs and on another GPU." in content["claim"]
+
+
+@pytest.mark.parametrize(("count", "processes", "needed"), [(1, 0, 2), (3, 2, 4)])
+def test_another_gpu_is_not_available_on_a_machine_with_too_few(
+    ran: list[Setting], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    count: int, processes: int, needed: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    content = content_of(Wanted(("t.py",), Path("c"), processes=processes), tmp_path)
+    assert len(ran) == 2
+    last = content["cuts"][-1]
+    assert (last["cut"], last["verdict"]) == ("another GPU", "not available")
+    assert last["why"] == f"needs {needed} GPUs, this machine shows {count}"
+    assert "another GPU" not in content["claim"]

@@ -74,6 +74,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_histories.py": ("mend_lab",),
     "tests/process/test_invariants.py": ("engine",),
     "tests/process/test_joint.py": ("determinism",),
+    "tests/process/test_joint_on_gpus.py": ("determinism",),
     "tests/process/test_launch.py": ("tools",),
     "tests/process/test_learning.py": ("outer", "merge", "config"),
     "tests/process/test_links.py": ("tools",),

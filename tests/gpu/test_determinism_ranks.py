@@ -8,7 +8,7 @@ torchrun --nproc-per-node 4 -m pytest tests/gpu/test_determinism_ranks.py -q
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import _collective_utils
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,6 +36,7 @@ from mend.determinism import (
 from mend.determinism.enabling import PINNED
 from mend.determinism.sharding import whole_tensor
 from mend.errors import NotDeterministic
+from tests.gpu.sharing import host_collectives
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 pytestmark = [
@@ -59,34 +59,10 @@ def group() -> Iterator[None]:
     dist.init_process_group("gloo" if SHARED else "nccl")
     with pytest.MonkeyPatch.context() as patch:
         if SHARED:
-            for module, name in (
-                (dist, "all_to_all_single"), (dist, "all_gather"),
-                (_collective_utils, "scatter"), (_collective_utils, "broadcast"),
-            ):  # fmt: skip
-                patch.setattr(module, name, through_host(getattr(module, name)))
+            for module, name, function in host_collectives():
+                patch.setattr(module, name, function)
         yield
     dist.destroy_process_group()
-
-
-def through_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective of gloo, some of which end with SIGSEGV on a GPU. `function` writes its first
-    argument."""
-
-    def host(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [host(each) for each in value]
-        return value.cpu() if isinstance(value, Tensor) else value
-
-    def call(out: Any, *args: Any, **kwargs: Any) -> None:
-        there = host(out)
-        function(there, *map(host, args), **{name: host(each) for name, each in kwargs.items()})
-        if isinstance(out, Tensor):
-            out.copy_(there)
-            return
-        for ours, made in zip(out, there, strict=True):
-            ours.copy_(made)
-
-    return call
 
 
 def share(batch: Tensor, microbatches: int, group: Any) -> Tensor:

@@ -82,10 +82,14 @@ def show_pace(runtime: mend.Runtime, times: Times, cause: str = "", *, links: bo
             feature.times, feature.cause = times, cause
 
 
+def await_that(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.005)
+
+
 def await_file(path: Path | str) -> None:
     """The test makes it."""
-    while not Path(path).exists():
-        time.sleep(0.005)
+    await_that(Path(path).exists)
 
 
 def slow_between(begins: Path, ends: Path, times: float) -> Times:

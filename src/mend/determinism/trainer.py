@@ -69,8 +69,8 @@ class DeterministicTrainer(Closes):
 
     Every step begins with generators seeded from (seed, number of the step), at level run also from
     the number of the microbatch and of the rank in the group, so that a step's bits do not depend
-    on what was drawn before it: a job that goes on from a checkpoint (set `steps`) does what it
-    would have done.
+    on what was drawn before it: a job that goes on from a checkpoint does what it would have done,
+    if it restores `steps` (see `state_dict`).
 
     `microbatches`: the batch's tensors are cut into so many along their first dimension, and the
     gradients averaged. `group`: the ranks that share the global batch (DDP, FSDP2). The rows of
@@ -153,6 +153,17 @@ class DeterministicTrainer(Closes):
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         weights, optimizer = weight_digest(self.model), optimizer_digest(self.optimizer)
         return digest([weights, optimizer, scheduler, self.steps])
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of steps, which every step's seed depends on; no weights, no optimizer.
+
+        For `runtime.register_state("trainer", trainer)`: a rack that resumes or joins goes on with
+        the seeds of its next step, and does not begin again with those of the first.
+        """
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.steps = state["steps"]
 
     def close(self) -> None:
         """Restore the switches, if this trainer set them."""

@@ -128,7 +128,7 @@ def test_a_job_that_goes_on_does_what_it_would_have_done() -> None:
         resumed = DeterministicTrainer(*make("cpu"), 7)
         resumed.model.load_state_dict(whole.model.state_dict())
         resumed.optimizer.load_state_dict(copy.deepcopy(whole.optimizer.state_dict()))
-        resumed.steps = whole.steps
+        resumed.load_state_dict(whole.state_dict())
         for trainer in (whole, resumed):
             trainer.step(pairs[5], loss_fn)
         assert whole.digest() == resumed.digest()

@@ -87,13 +87,16 @@ class RackGroup:
 
     def team_up(self, teams: Iterable[tuple[int, ...]], *, cuda: bool) -> None:
         """Make the groups that `share` needs. `teams`: those that this rank is in; all ranks of the
-        rack call it, each with its own. `cuda`: also for vectors on a GPU."""
+        rack call it, each with its own. `cuda`: also for vectors on a GPU; where the script has no
+        NCCL, as its ranks share a GPU, these go over the host."""
         for team in sorted(set(teams)):
             ensure(self.rank in team, "a team without this rank", team=team, rank=self.rank)
             everybody = self._group if len(team) == self.ranks else None
             self._teams[team, "cpu"] = everybody or self._new(team)
             if cuda:
-                self._teams[team, "cuda"] = self._new(team, "nccl")
+                has_nccl = "nccl" in dist.get_backend_config()
+                over_host = self._teams[team, "cpu"]
+                self._teams[team, "cuda"] = self._new(team, "nccl") if has_nccl else over_host
 
     def minimum(self, values: Sequence[int]) -> list[int]:
         """Element-wise minimum over the ranks."""
@@ -137,11 +140,14 @@ class RackGroup:
                 sum(owned_span(holding.local[slot], len(team), i).numel for slot in slots)
                 for i in range(len(team))
             ]
-            padded = torch.zeros(max(sizes), dtype=torch.float32, device=slice_N.device)
+            group = self._teams[team, slice_N.device.type]
+            over_host = group is self._teams[team, "cpu"]
+            device = torch.device("cpu") if over_host else slice_N.device
+            padded = torch.zeros(max(sizes), dtype=torch.float32, device=device)
             padded[: mine.numel()] = mine
             rows = [torch.empty_like(padded) for _ in team]
-            dist.all_gather(rows, padded, group=self._teams[team, slice_N.device.type])
-            return rows
+            dist.all_gather(rows, padded, group=group)
+            return [row.to(slice_N.device) for row in rows]
 
         return put_together(holding, slice_N, gather)
 

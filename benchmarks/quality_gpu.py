@@ -24,8 +24,12 @@ AdamW, at one rate.
 goes on from it, to the same bits as one long run (tested on a CPU). A finished run is not made
 again.
 
+--average 2,4 --spacing 32: at the end also the loss of the mean of the closed model and the last 1
+or 3 anchors, 32 steps apart; data parallel has the mean of its weights at the same steps.
+
 How to read it: `losses` are nats per byte of the merged model (the mean of the racks' weights), by
-arm, look and seed; `closed` is that of the model after mend's closing round, by arm and seed.
+arm, look and seed; `closed` is that of the model after mend's closing round, by arm and seed,
+`averaged` the same of the means.
 quality_gpu_table compares: only runs on one text compare.
 
 Arms (--arms, comma-separated):
@@ -57,6 +61,7 @@ from benchmarks.quality_gpu_model import (
     BETAS,
     CLIP_NORM,
     EPS,
+    MUON_MOMENTUM,
     SIZES,
     WEIGHT_DECAY,
     Muon,
@@ -67,7 +72,7 @@ from benchmarks.quality_gpu_model import (
     sources,
     start,
 )
-from benchmarks.quality_gpu_outer import Outer, learning_rate, parse_arm
+from benchmarks.quality_gpu_outer import Course, Outer, learning_rate, parse_arm
 from benchmarks.quality_table import nulls
 from mend.tools.demo_corpus import Corpus
 
@@ -92,10 +97,15 @@ class Plan:
     """Batches of a look."""
     arms: tuple[str, ...]
     inner: str = "adamw"
+    average: tuple[int, ...] = ()
+    """Models in a mean at the end, one loss for each of these counts."""
+    spacing: int = 32
+    """Steps between two of them."""
 
     @property
     def basis(self) -> dict[str, Any]:
-        kept = {key: value for key, value in asdict(self).items() if key not in ("seeds", "arms")}
+        apart = ("seeds", "arms", "average", "spacing")
+        kept = {key: value for key, value in asdict(self).items() if key not in apart}
         if self.inner == "adamw":  # results from before there was another one compare
             del kept["inner"]
         return kept
@@ -114,6 +124,8 @@ class Bench:
         begun = [start(self.leaves, seed) for seed in self.seeds]
         self._take([torch.stack(each).to(device) for each in zip(*begun, strict=True)], self.wide)
         self.outers: dict[int, Outer] = {}
+        self.anchors = list[list[Tensor]]()
+        """Of the steps that `average` names, oldest first: [arms, S, N] per leaf."""
         if not plan.warm:
             self._part()
 
@@ -143,7 +155,21 @@ class Bench:
             if arm.exchanges:
                 thetas = [self.view(value.detach())[number] for value in self.values]
                 slots = [leaf.slots for leaf in self.leaves]
-                self.outers[number] = Outer(arm, thetas, fragments, slots)
+                course = Course(self.plan.steps, self.plan.warm)
+                moments = functools.partial(self._moments, number)
+                self.outers[number] = Outer(arm, thetas, fragments, slots, course, moments)
+
+    def _moments(self, arm: int, leaf: int) -> list[tuple[float, Tensor]]:
+        """(decay a step, [S, R, N]) of the moments of this leaf that the arm averages."""
+        state, kind = self.optimizer.state[self.values[leaf]], self.arms[arm].moments
+        found = []
+        if kind != "none":
+            found.append((BETAS[0], state["exp_avg"]))
+            if self.muon:
+                found.append((MUON_MOMENTUM, self.muon.momenta[leaf]))
+        if kind == "mv":
+            found.append((BETAS[1], state["exp_avg_sq"]))
+        return [(decay, self.view(each)[arm]) for decay, each in found]
 
     def _spread(self) -> None:
         """The end of the warm start: its model and moments for all arms."""
@@ -174,6 +200,8 @@ class Bench:
                 outer.after(self.step - self.plan.warm)
         if self.step == self.plan.warm:
             self._spread()
+        if self._due():
+            self.anchors.append(self._merged(anchors=True))
         if self.step > self.plan.warm and self.step % self.plan.look == 0:
             self.curve.append((self.step, self.look()))
 
@@ -200,14 +228,29 @@ class Bench:
         rate = learning_rate(self.step, self.plan.steps, self.plan.learning_rate)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        self._step(rate)
+
+    def _step(self, rate: float) -> None:
+        """The optimizers' step: of an arm with a rate of its own at that, of resting racks none."""
         resting = self._resting()
         kept = [[part[resting] for part in parts] for parts in self._parts()] if resting else []
+        own = self._own_rates()
+        olds = [[self.view(v.detach())[arm].clone() for v in self.values] for arm in own]
         if self.muon:
             self.muon.step(rate)
         self.optimizer.step()
-        for parts, olds in zip(self._parts() if kept else (), kept, strict=True):
-            for part, old in zip(parts, olds, strict=True):
+        for (arm, factor), before in zip(own.items(), olds, strict=True):
+            for value, old in zip(self.values, before, strict=True):
+                now = self.view(value.detach())[arm]
+                now.sub_(old).mul_(factor).add_(old)  # a step is linear in its rate
+        for parts, rested in zip(self._parts() if kept else (), kept, strict=True):
+            for part, old in zip(parts, rested, strict=True):
                 part[resting] = old
+
+    def _own_rates(self) -> dict[int, float]:
+        """The arms that have an inner rate of their own, and its factor."""
+        parted = self.step > self.plan.warm
+        return {n: arm.rate for n, arm in enumerate(self.arms) if arm.rate != 1 and parted}
 
     def _resting(self) -> list[int]:
         """The models whose racks are too slow to make this step."""
@@ -238,8 +281,7 @@ class Bench:
     def look(self) -> list[list[float]]:
         """Return by arm and seed the loss of the mean of the racks' weights; of `alone` the mean of
         the racks' losses."""
-        merged = [self.view(v.detach()).mean(2, dtype=torch.float64).float() for v in self.values]
-        found = self._held_out([value.flatten(0, 1) for value in merged])
+        found = self._held_out([value.flatten(0, 1) for value in self._merged()])
         by_arm = found.view(self.wide, self.plan.seeds)
         for number, arm in enumerate(self.arms):
             if arm.kind == "alone":
@@ -247,6 +289,36 @@ class Bench:
                 by_arm[number] = self._held_out(own).view(self.plan.seeds, -1).mean(1)
         rows: list[list[float]] = by_arm.tolist()
         return rows
+
+    @torch.no_grad()
+    def _merged(self, anchors: bool = False) -> list[Tensor]:
+        """[arms, S, N] per leaf: the mean of the racks' weights, or, where there are some, the
+        anchors."""
+        merged = [self.view(v.detach()).mean(2, dtype=torch.float64).float() for v in self.values]
+        if anchors:
+            for number, outer in self.outers.items():
+                for leaf, anchor in zip(merged, outer.anchors, strict=True):
+                    leaf[number] = anchor
+        return merged
+
+    def _due(self) -> bool:
+        """Whether the anchors of this step are in a mean at the end; those of the end are taken
+        after the closing round."""
+        left, spacing = self.plan.steps - self.step, self.plan.spacing
+        most = max(self.plan.average, default=1) - 1
+        return self.step > self.plan.warm and left % spacing == 0 and 0 < left // spacing <= most
+
+    def averaged(self) -> dict[int, list[list[float]]]:
+        """By count of models in the mean, arm and seed; after `close`."""
+        models, found = [*self.anchors, self._merged(anchors=True)], {}
+        for count in self.plan.average:
+            last = models[-count:]
+            mean = [
+                torch.stack(leaf).mean(0, dtype=torch.float64) for leaf in zip(*last, strict=True)
+            ]
+            losses_K = self._held_out([value.float().flatten(0, 1) for value in mean])
+            found[count] = losses_K.view(self.wide, self.plan.seeds).tolist()
+        return found
 
     def _held_out(self, values_KN: Sequence[Tensor]) -> Tensor:
         count = values_KN[0].shape[0]
@@ -273,6 +345,7 @@ class Bench:
                 "plan": asdict(self.plan), "text": self.texts.sha256, "step": self.step,
                 "wide": self.wide, "values": [value.detach() for value in self.values],
                 "optimizer": self.optimizer.state_dict(), "curve": self.curve,
+                "anchors": self.anchors,
                 "muon": self.muon.momenta if self.muon else [],
                 "outers": {number: outer.state() for number, outer in self.outers.items()},
             },
@@ -286,6 +359,7 @@ class Bench:
         if (kept["plan"], kept["text"]) != (asdict(self.plan), self.texts.sha256):
             raise ValueError(f"{path} is of another plan or text; remove it, or name another --out")
         self.step, self.wide, self.curve = kept["step"], kept["wide"], kept["curve"]
+        self.anchors = kept["anchors"]
         if 0 < self.plan.warm <= self.step:  # after the warm start
             firsts = [value.detach()[:: self.plan.racks] for value in self.values]
             self._take(firsts, self.wide)
@@ -309,6 +383,7 @@ def main() -> None:
         size=options.size, racks=options.racks, seeds=options.seeds, steps=options.steps,
         warm=options.warm, learning_rate=options.learning_rate, look=options.look or options.steps,
         held_out=options.held_out, arms=tuple(options.arms.split(",")), inner=options.inner,
+        average=options.average, spacing=options.spacing,
     )  # fmt: skip
     out: Path = options.out
     if out.exists():
@@ -345,6 +420,11 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         "--look", type=int, default=0, help="steps between looks (default: the end)"
     )
     parser.add_argument("--held-out", type=int, default=128, help="batches of a look")
+    parser.add_argument(
+        "--average", type=lambda text: tuple(map(int, text.split(","))), default=(),
+        help="models in a mean at the end",
+    )  # fmt: skip
+    parser.add_argument("--spacing", type=int, default=32, help="steps between two of them")
     parser.add_argument("--text", type=Path, help="folder of packages (default: all installed)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="of this piece")
     parser.add_argument("--compile", action="store_true", help="torch.compile the losses")
@@ -380,6 +460,7 @@ def report(bench: Bench, device: torch.device) -> dict[str, Any]:
     """The run as one JSON object; a loss that is no number is null."""
     plan = bench.plan
     looks = [(step, nulls(rows)) for step, rows in bench.curve]
+    closed, averaged = bench.close(), bench.averaged()
     return {
         "name": "quality_gpu",
         "plan": plan.basis,
@@ -395,7 +476,12 @@ def report(bench: Bench, device: torch.device) -> dict[str, Any]:
             said: [rows[number] for _, rows in looks] for number, said in enumerate(plan.arms)
         },
         # by arm: by seed
-        "closed": dict(zip(plan.arms, nulls(bench.close()), strict=True)),
+        "closed": dict(zip(plan.arms, nulls(closed), strict=True)),
+        # by count: by arm: by seed
+        "averaged": {
+            str(count): dict(zip(plan.arms, nulls(rows), strict=True))
+            for count, rows in averaged.items()
+        },
         "command": " ".join(["python -m benchmarks.quality_gpu", *sys.argv[1:]]),
     }
 

@@ -32,6 +32,7 @@ CLIP_NORM = 1.0
 BETAS = (0.9, 0.99)
 EPS = 1e-8
 WEIGHT_DECAY = 0.1
+MUON_MOMENTUM = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +192,13 @@ class Muon:
         for leaf, value, momentum_MN in zip(self.leaves, self.values, self.momenta, strict=True):
             if not leaf.decays or value.grad is None:
                 continue
-            momentum_MN.mul_(0.95).add_(value.grad)
+            momentum_MN.mul_(MUON_MOMENTUM).add_(value.grad)
             sizes = [slot.numel for slot in leaf.slots]
             columns = [each.split(sizes, dim=1) for each in (value, value.grad, momentum_MN)]
             for slot, weight, grad, momentum in zip(leaf.slots, *columns, strict=True):
                 if slot.name in ("bytes", "places", "head"):
                     continue
-                moved = orthogonal((grad + 0.95 * momentum).unflatten(1, slot.shape))
+                moved = orthogonal((grad + MUON_MOMENTUM * momentum).unflatten(1, slot.shape))
                 weight.sub_(moved.flatten(1), alpha=rate * 0.2 * math.sqrt(max(slot.shape)))
                 grad.zero_()
 

@@ -10,9 +10,19 @@ turns        one rack per round, each captured R times as seldom as rounds come
 straggler    the last rack is in every fourth round only, with four periods of movement
 
 H=64         steps between two captures of a fragment by one rack
+early=8/.3   H 8 in the first .3 of the steps after the warm start, tau at most a quarter of it, and
+             the momentum at most mend's default for it; early=8/.3/.5: at most .5
+late=8/.05   the same in the last .05 of them
+spread=1     0: all fragments are captured at once, at H
 tau=0        steps from a capture to its apply (carry: what was learnt meanwhile is kept)
 lr=1         outer learning rate; lr=1-.7: from 1 to .7 as the ramp rises
 mu=0         outer Nesterov momentum; with a ramp the value at its end
+cap=1        most momentum at any time: mu=.9:cap=.8:ramp=10 is mend's ramp, min(k / (k + 10), .8)
+muend=1      most momentum when the inner rate has fallen to its end; it falls there with the rate
+lrend=1      factor of lr then, likewise
+rate=1       factor of the inner learning rate, of dp and alone, too (after the warm start)
+moments=none     moments=m: a merge averages the inner optimizer's first moments of its fragment,
+                 moments=mv: the second ones, too, both as if at the capture
 ramp=0       c > 0: the ramp is min(k / (k + c), .9) / .9 of the way, k rounds merged before this
              one; 0: at its end from the first round
 merge=mean       merge=rda: per tensor the mean length in the mean direction, embeddings by the mean
@@ -46,11 +56,48 @@ from torch import Tensor
 
 from benchmarks.quality_gpu_codecs import LowRank, rank_of, sent
 from benchmarks.quality_gpu_model import EMBEDDINGS, Slot
+from mend.config.pair_warnings import default_momentum
 
 KINDS = ("dp", "alone", "merge", "turns", "straggler")
 EVERY = 4
 """Rounds per offer of the straggler."""
 RAMP_END = 0.9
+RATE_END = 0.1
+"""Of the inner learning rate's peak, at the end."""
+
+Stretch = tuple[int, float, float | None]
+"""(H, share of the steps, most momentum or None: mend's default)"""
+Moments = Callable[[int], Sequence[tuple[float, Tensor]]]
+"""Leaf -> (decay a step, [S, R, N]) of each moment of the inner optimizer that is averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Steps with one H, from the one after `begin` on. `momentum`: the most of it."""
+
+    begin: int
+    period: int
+    overlap: int
+    momentum: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Steps of a run, and how many of them are the warm start."""
+
+    steps: int = 0
+    warm: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.steps - self.warm
+
+    def cooled(self, step: int) -> float:
+        """How far the inner rate has fallen `step` steps behind the warm start, 0 to 1."""
+        at = min(step, self.length) + self.warm
+        if at <= max(1, self.steps // 10):
+            return 0.0
+        return (1 - learning_rate(at, self.steps, 1.0)) / (1 - RATE_END)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +119,14 @@ class Arm:
     codec: str = "none"
     feedback: str = "buffer"
     speeds: tuple[Fraction, ...] = (Fraction(1),)
+    early: Stretch = (1, 0.0, None)
+    late: Stretch = (1, 0.0, None)
+    spread: int = 1
+    cap: float = 1.0
+    momentum_end: float = 1.0
+    lr_end: float = 1.0
+    rate: float = 1.0
+    moments: str = "none"
 
     def __post_init__(self) -> None:
         wrong = {
@@ -88,10 +143,46 @@ class Arm:
             "rise": self.rise < 0,
             "feedback": self.feedback not in ("buffer", "none", "weights"),
             "speeds": not all(0 < speed <= 1 for speed in self.speeds),
+            "early, late": self.early[1] + self.late[1] > 1 or not self._stretched,
+            "spread": self.spread not in (0, 1),
+            "cap, muend, lrend": not all(0 <= v <= 1 for v in self._ends),
+            "rate": self.rate <= 0,
+            "moments": self.moments not in ("none", "m", "mv"),
         }
         if bad := [key for key, is_wrong in wrong.items() if is_wrong]:
             raise ValueError(f"{', '.join(bad)} out of range in {self}")
         rank_of(self.codec)
+
+    @property
+    def _stretched(self) -> bool:
+        """Whether `early` and `late` make sense, if they are there."""
+        there = [each for each in (self.early, self.late) if each[1]]
+        return all(
+            self.kind == "merge" and period >= 1 and share > 0 and 0 <= (most or 0) <= 1
+            for period, share, most in there
+        )
+
+    @property
+    def _ends(self) -> tuple[float, float, float]:
+        return self.cap, self.momentum_end, self.lr_end
+
+    def stages(self, length: int, racks: int) -> list[Stage]:
+        """All stages of a run of `length` steps behind its warm start, in order."""
+        found, main = [], Stage(0, self.period, self.overlap)
+        if self.early[1]:
+            found.append(self._stage(0, self.early, racks))
+            main = Stage(round(self.early[1] * length), self.period, self.overlap)
+        found.append(main)
+        if self.late[1]:
+            begin = length - round(self.late[1] * length)
+            found.append(self._stage(begin, self.late, racks))
+        return found
+
+    def _stage(self, begin: int, stretch: Stretch, racks: int) -> Stage:
+        period, _, most = stretch
+        if most is None:
+            most = default_momentum(period, racks)
+        return Stage(begin, period, min(self.overlap, period // 4), most)
 
     @property
     def exchanges(self) -> bool:
@@ -121,10 +212,16 @@ class Arm:
     def _moved(shares: Sequence[Fraction], steps: Sequence[int]) -> Fraction:
         return sum((a * b for a, b in zip(shares, steps, strict=True)), Fraction(0))
 
-    def outer(self, rounds: Fraction) -> tuple[float, float]:
-        """(lr, mu) of a round before which `rounds` were merged."""
-        share = _risen(rounds, self.ramp)
-        return self.lr[0] + (self.lr[1] - self.lr[0]) * share, self.momentum * share
+    def outer(
+        self, rounds: Fraction, cooled: float = 0.0, most: float = 1.0
+    ) -> tuple[float, float]:
+        """(lr, mu) of a round before which `rounds` were merged, with the inner rate `cooled` of
+        the way down, and at most that momentum."""
+        share, top = _risen(rounds, self.ramp), min(self.momentum, self.cap)
+        lr = self.lr[0] + (self.lr[1] - self.lr[0]) * share
+        falling = top + (self.momentum_end - top) * cooled
+        mu = min(self.momentum * share, self.cap, most, falling)
+        return lr * (1 + (self.lr_end - 1) * cooled), mu
 
 
 def _risen(rounds: Fraction, ramp: float) -> float:
@@ -154,6 +251,11 @@ def _speeds(text: str) -> tuple[Fraction, ...]:
     return tuple(map(Fraction, text.split("/")))
 
 
+def _stretch(text: str) -> Stretch:
+    period, share, *most = text.split("/")
+    return int(period), float(share), float(most[0]) if most else None
+
+
 _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "H": ("period", int),
     "tau": ("overlap", int),
@@ -169,6 +271,14 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "codec": ("codec", str),
     "feedback": ("feedback", str),
     "speeds": ("speeds", _speeds),
+    "early": ("early", _stretch),
+    "late": ("late", _stretch),
+    "spread": ("spread", int),
+    "cap": ("cap", float),
+    "muend": ("momentum_end", float),
+    "lrend": ("lr_end", float),
+    "rate": ("rate", float),
+    "moments": ("moments", str),
 }
 
 
@@ -188,12 +298,15 @@ class Pending:
     side: int = 0
     factors: list[Tensor] = field(default_factory=list)
     """Factors of powersgd, on side `side`."""
+    lacking: list[list[Tensor]] = field(default_factory=list)
+    """Mean of the moments less those of each rack when they were captured, by leaf and moment."""
+    captured_at: int = 0
 
 
 class Outer:
     """The outer side of one arm. `thetas`: views [S, R, N] of its racks' weights, per leaf.
     `fragments[p]`: the leaves of fragment p. `slots`: the weights in each leaf. Steps count from 1
-    where the racks begin to part."""
+    where the racks begin to part. `moments`: those of the inner optimizer that the arm averages."""
 
     def __init__(
         self,
@@ -201,10 +314,13 @@ class Outer:
         thetas: Sequence[Tensor],
         fragments: Sequence[Sequence[int]],
         slots: Sequence[Sequence[Slot]] = (),
+        course: Course = Course(),
+        moments: Moments = lambda leaf: (),
     ) -> None:
         assert arm.exchanges, f"{arm.kind} exchanges nothing"
         self.arm, self._thetas, self._fragments, self._slots = arm, thetas, fragments, slots
-        self._racks = thetas[0].shape[1]
+        self._racks, self._course, self._moments = thetas[0].shape[1], course, moments
+        self._stages = arm.stages(course.length, self._racks)
         self.anchors = [theta[:, 0].clone() for theta in thetas]
         self.momenta = [torch.zeros_like(each) for each in self.anchors] if arm.momentum else []
         owes = arm.codec != "none" and arm.feedback == "buffer"
@@ -243,15 +359,22 @@ class Outer:
 
     def _captured(self, fragment: int, step: int) -> list[list[int]]:
         """The racks of each round of this fragment that opens now."""
-        period, everyone = self.arm.period, list(range(self._racks))
-        first = (fragment + 1) * period // len(self._fragments)  # 0: due at H
+        stage = self._stage(step)
+        period, everyone, step = stage.period, list(range(self._racks)), step - stage.begin
+        parts = len(self._fragments)
+        first = (fragment + 1) * period // parts if self.arm.spread else period  # 0: due at H
         if self.arm.kind == "turns":
             begun = [step - first - rack * period // self._racks for rack in everyone]
             return [[rack] for rack in everyone if begun[rack] >= 0 and begun[rack] % period == 0]
         if step < max(first, 1) or (step - first) % period:
             return []
+        if any(each.fragment == fragment for each in self._pending):
+            return []  # the stage before had a longer tau
         late = self.arm.kind == "straggler" and (step - first) // period % EVERY != EVERY - 1
         return [everyone[:-1] if late else everyone]
+
+    def _stage(self, step: int) -> Stage:
+        return next((each for each in reversed(self._stages) if step > each.begin), self._stages[0])
 
     def _capture(
         self, fragment: int, step: int, racks: list[int], closing: bool = False
@@ -265,12 +388,23 @@ class Outer:
         steps = [each - marks[rack] for rack, each in zip(racks, made, strict=True)]
         for rack, each in zip(racks, made, strict=True):
             marks[rack] = each
-        overlap = round(self.arm.overlap * _risen(self.rounds[fragment], self.arm.rise))
+        most = self._stage(step).overlap
+        overlap = round(most * _risen(self.rounds[fragment], self.arm.rise))
         pending = Pending(
             fragment, step + overlap, racks, steps, *self._offered(fragment, racks, own, closing)
         )
+        if not closing:
+            pending.lacking = self._lacking(fragment, racks)
+        pending.captured_at = step
         self._pending.append(pending)
         return pending
+
+    def _lacking(self, fragment: int, racks: list[int]) -> list[list[Tensor]]:
+        chosen = [self._moments(leaf) for leaf in self._fragments[fragment]]
+        return [
+            [each[:, racks].mean(1, keepdim=True) - each[:, racks] for _, each in moments]
+            for moments in chosen
+        ]
 
     def _offered(
         self, fragment: int, racks: list[int], own: list[Tensor], closing: bool
@@ -318,7 +452,8 @@ class Outer:
         self._pending.remove(pending)
         fragment, shares = pending.fragment, self.arm.shares(pending.steps)
         part, damped = self._part(pending)
-        lr, mu = (1.0, 0.0) if plain else self.arm.outer(self.rounds[fragment])
+        cooled, most = self._course.cooled(pending.apply_at), self._stage(pending.apply_at).momentum
+        lr, mu = (1.0, 0.0) if plain else self.arm.outer(self.rounds[fragment], cooled, most)
         self.rounds[fragment] += part
         leaves = self._fragments[fragment]
         deltas = [
@@ -335,6 +470,11 @@ class Outer:
             self.anchors[leaf] = old - step * lr
             theta += (self.anchors[leaf] - old)[:, None]
             theta[:, pending.racks] += own
+        for leaf, lacking in zip(leaves if pending.lacking else (), pending.lacking, strict=True):
+            for (decay, each), missing in zip(self._moments(leaf), lacking, strict=True):
+                each[:, pending.racks] += missing * decay ** (
+                    pending.apply_at - pending.captured_at
+                )
         if pending.factors:
             self.low_rank[fragment].advance(pending.side, pending.factors, shares)
         if pending.owed:

@@ -6,12 +6,14 @@ Runs with one plan and one text are one table, also when their arms were run apa
 100 (loss / loss - 1) against `merge` with the same H (outer lr 1, no momentum, tau 0), paired by
 seed: mean and 95 % t-interval over the seeds; `above dp` the same against data parallel, and `above
 no codec` against the same arm with offers in fp32. `bits`: of an offer, per parameter; of powersgd
-the mean of both sides. Negative is better. Two seeds make wide intervals: the t quantile is 12.7,
-of three 4.3.
+the mean of both sides. `mean of k`: loss of the mean of the closed model and the last anchors, k in
+all, and its distance to the same of data parallel. Negative is better. Two seeds make wide
+intervals: the t quantile is 12.7, of three 4.3.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
@@ -114,6 +116,23 @@ def bits_of(codec: str, size: Size) -> float:
     return sent / sum(leaf.numel for leaf in leaves)
 
 
+def _by_seed(report: Report, count: int) -> Losses:
+    """Losses of the mean of that many models at the end."""
+    rows = report.get("averaged", {}).get(str(count), {})
+    return {
+        name: {seed: math.inf if v is None else v for seed, v in enumerate(found)}
+        for name, found in rows.items()
+    }
+
+
+def _averaged(losses: Losses, name: str) -> str:
+    if name not in losses:
+        return "-"
+    mean = statistics.fmean(losses[name].values())
+    pct = above(losses, name, "dp" if "dp" in losses else None)
+    return f"{mean:.4f}" + (f", {show_pct(pct)}" if pct else "")
+
+
 def show_pct(pct: Interval | None) -> str:
     return signed(None if pct is None else asdict(pct))
 
@@ -132,6 +151,10 @@ def table(reports: Sequence[Report]) -> list[str]:
         columns["above no codec, %"] = lambda name: show_pct(
             above(losses, name, _without_codec(losses, name))
         )
+    for count in sorted({int(each) for r in reports for each in r.get("averaged", {})}):
+        columns[f"mean of {count}, above dp's, %"] = functools.partial(
+            _averaged, {k: v for r in reports for k, v in _by_seed(r, count).items()}
+        )
     lines = [
         f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps, {_inner(plan)}",
         "",
@@ -145,7 +168,10 @@ def table(reports: Sequence[Report]) -> list[str]:
         plain = show_pct(above(losses, name, base_of(losses, parse_arm(name))))
         parallel = show_pct(above(losses, name, "dp" if "dp" in losses else None))
         exchanges = parse_arm(name).exchanges
-        more = [cell(name) if exchanges else "-" for cell in columns.values()]
+        more = [
+            cell(name) if exchanges or head.startswith("mean of") else "-"
+            for head, cell in columns.items()
+        ]
         cells = [f"`{name}`", str(len(by_seed)), f"{mean:.4f}", plain, parallel, *more]
         lines.append("| " + " | ".join(cells) + " |")
     machines = {f"{r['machine']['device']}, torch {r['machine']['torch']}" for r in reports}

@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks import quality_gpu, quality_gpu_codecs, quality_gpu_outer, quality_gpu_table
 from benchmarks.quality_gpu import Bench, Plan
 from benchmarks.quality_gpu_model import EMBEDDINGS, SIZES, Size, Texts, leaves_of, orthogonal
-from benchmarks.quality_gpu_outer import Outer, Pending, parse_arm
+from benchmarks.quality_gpu_outer import Course, Outer, Pending, Stage, parse_arm
 from mend.codec import CODECS
 from mend.codec.powersgd import PowerSGD
 from mend.tools.demo_corpus import Corpus
@@ -108,8 +108,10 @@ def single(made: Bench, seed: int, rack: int) -> Rack:
 def settings(arm: str) -> Settings:
     said = parse_arm(arm)
     return Settings(
-        fragments=PARTS, period=said.period, overlap=said.overlap, outer_lr=said.lr[0],
-        momentum=said.momentum,
+        fragments=PARTS if said.spread else [[leaf for part in PARTS for leaf in part]],
+        period=said.period, overlap=said.overlap, outer_lr=said.lr[0],
+        momentum=min(said.momentum, said.cap),
+        ramp=round(said.ramp) if said.cap < 1 else 0,
         payload={"none": "float32", "bf16": "bfloat16"}.get(said.codec, said.codec),
     )  # fmt: skip
 
@@ -138,6 +140,17 @@ def test_a_batched_arm_is_the_reference(arm: str) -> None:
             ours = torch.cat([made.outers[1].anchors[leaf][seed] for leaf in PARTS[part]])
             applied = versions[int(made.outers[1].rounds[part])]
             torch.testing.assert_close(ours, applied.values, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["merge:H=4:tau=1:spread=0", "merge:H=2:lr=.7:mu=.9:ramp=2:cap=.6"])
+def test_one_fragment_and_a_capped_ramp_are_the_reference(arm: str) -> None:
+    made, now = done(arm, seeds=1), settings(arm)
+    out = lockstep([single(made, 0, rack) for rack in range(3)], now, 13)
+    assert len(out.anchors[0]) > (5 if now.ramp else 3), "k / (k + 2) has passed .6"
+    for rack in range(3):
+        ours = torch.cat(theta(made, 0, 0, rack))
+        torch.testing.assert_close(ours, torch.cat(list(out.thetas[rack])), rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -293,6 +306,26 @@ def test_partial_rounds_are_the_reference_too(arm: str, monkeypatch: pytest.Monk
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_a_changing_period_is_the_reference_with_these_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H 4, 8 and 4; the last fragment's offer of step 14 comes at 19, so none at 18."""
+    Spied.log = []
+    monkeypatch.setattr(quality_gpu, "Outer", Spied)
+    arm = "merge:H=8:tau=5:early=4/.3:late=4/.3"
+    made = done(arm, seeds=1, steps=20)
+    for fragment, expected in ((0, [1, 5, 8, 15, 19]), (3, [4, 14])):
+        found = [(step, each) for what, step, each in Spied.log if what == "capture"]
+        steps = [step for step, each in found if each.fragment == fragment]
+        assert steps == expected
+    facts, commits = told(Spied.log, 3, 20)
+    out = replay([single(made, 0, rack) for rack in range(3)], settings(arm), facts, commits)
+    for rack in range(3):
+        for ours, theirs in zip(theta(made, 0, 0, rack), out.thetas[rack], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
 def test_a_slow_rack_makes_its_share_of_the_steps_and_counts_by_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -345,6 +378,72 @@ def test_a_ramp_counts_the_rounds_before() -> None:
     assert arm.outer(Fraction(27)) == pytest.approx((0.7, 0.9))
     assert arm.outer(Fraction(1000)) == pytest.approx((0.7, 0.9))
     assert parse_arm("merge:lr=.7:mu=.9").outer(Fraction(0)) == (0.7, 0.9)
+
+
+def test_outer_rates_fall_with_the_inner_one() -> None:
+    arm = parse_arm("merge:mu=.9:ramp=10:cap=.8:muend=.5:lrend=.7")
+    assert arm.outer(Fraction(5)) == pytest.approx((1.0, 5 / 15))
+    assert arm.outer(Fraction(1000)) == pytest.approx((1.0, 0.8))
+    assert arm.outer(Fraction(1000), 0.5) == pytest.approx((0.85, 0.65))
+    assert arm.outer(Fraction(1000), 1.0, 0.25) == pytest.approx((0.7, 0.25))
+    course = Course(100, 40)
+    assert [course.cooled(step) for step in (60, 70)] == pytest.approx([1, 1])
+    assert course.cooled(15) == pytest.approx(0.5)  # halfway between steps 10 and 100
+    assert Course(100, 0).cooled(9) == 0
+
+
+def test_parts_with_an_own_period_have_its_momentum_and_overlap() -> None:
+    stages = parse_arm("merge:H=32:tau=8:mu=.9:early=16/.25/.3:late=8/.05").stages(400, 4)
+    assert stages == [Stage(0, 16, 4, 0.3), Stage(100, 32, 8), Stage(380, 8, 2, 0.5)]
+
+
+def test_merged_moments_are_those_of_a_mean_at_the_capture() -> None:
+    """Two racks with moments 1 and 3, which fall by half each step; the merge is two steps late."""
+    theta_SRN, moment_SRN = torch.zeros(1, 2, 1), torch.tensor([[[1.0], [3.0]]])
+    outer = Outer(
+        parse_arm("merge:H=3:tau=2:moments=m"), [theta_SRN], [[0]],
+        moments=lambda leaf: [(0.5, moment_SRN)],
+    )  # fmt: skip
+    for step in range(1, 6):
+        outer.after(step)
+        if step == 4:
+            assert moment_SRN.flatten().tolist() == [0.5, 1.5]
+        if step in (3, 4):
+            moment_SRN *= 0.5
+    assert moment_SRN.flatten().tolist() == [0.5, 0.5]
+
+
+def test_averaged_moments_change_a_run_and_a_rate_is_that_of_the_whole_bench() -> None:
+    made = done(
+        "merge:H=4", "merge:H=4:moments=m", "merge:H=4:moments=mv", "alone:rate=.5", seeds=1
+    )
+    losses = [rows[0] for rows in made.curve[-1][1]]
+    assert len({round(loss, 5) for loss in losses[:3]}) == 3
+    firsts, seconds = (
+        [made.view(made.optimizer.state[value][key])[2, 0] for value in made.values]
+        for key in ("exp_avg", "exp_avg_sq")
+    )
+    assert torch.equal(firsts[6][0], firsts[6][1]) is False  # merged at 4, 8 and 12, trained since
+    assert all(bool((each >= 0).all()) for each in seconds)
+    slow = done("alone", seeds=1, learning_rate=1.5e-3)
+    for ours, theirs in zip(theta(made, 3, 0, 1), theta(slow, 0, 0, 1), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_a_mean_at_the_end_is_of_the_closed_model_and_the_last_anchors() -> None:
+    made = bench("dp", "merge:H=4:mu=.5", average=(1, 3), spacing=4)
+    kept: dict[int, list[list[Tensor]]] = {}
+    while made.step < 13:
+        made.advance()
+        parallel = [made.view(value.detach())[0, :, 0].clone() for value in made.values]
+        kept[made.step] = [parallel, [each.clone() for each in made.outers[1].anchors]]
+    closed, found = made.close(), made.averaged()
+    for arm in range(2):
+        assert found[1][arm] == pytest.approx(closed[arm], abs=1e-5)
+        last = kept[13][0] if arm == 0 else made.outers[1].anchors
+        mean = [sum(leaf) / 3 for leaf in zip(kept[5][arm], kept[9][arm], last, strict=True)]
+        assert found[3][arm] == pytest.approx(made._held_out(mean).tolist(), abs=1e-5)
+        assert found[3][arm] != pytest.approx(closed[arm], abs=1e-5)
 
 
 def test_a_ramp_is_the_outer_step_of_the_reference_with_other_settings_each_round() -> None:
@@ -488,10 +587,13 @@ def test_a_run_in_pieces_is_the_run_in_one(cut: int, inner: str, tmp_path: Path)
         "dp",
         "turns:H=4:tau=2:mu=.9:ramp=2:divisor=live",
         "merge:H=4:tau=2:rise=2",
-        "merge:H=4:tau=2:codec=int4",
+        "merge:H=4:tau=2:codec=int4:moments=mv:rate=2",
     )
-    whole = done(*arms, warm=5, look=4, steps=12, inner=inner)
-    first, second = (bench(*arms, warm=5, look=4, steps=12, inner=inner) for _ in range(2))
+    whole = done(*arms, warm=5, look=4, steps=12, inner=inner, average=(2,), spacing=2)
+    first, second = (
+        bench(*arms, warm=5, look=4, steps=12, inner=inner, average=(2,), spacing=2)
+        for _ in range(2)
+    )
     while first.step < cut:
         first.advance()
     first.save(tmp_path / "part")
@@ -500,6 +602,8 @@ def test_a_run_in_pieces_is_the_run_in_one(cut: int, inner: str, tmp_path: Path)
     while second.step < 12:
         second.advance()
     assert second.curve == whole.curve
+    whole.close(), second.close()
+    assert second.averaged() == whole.averaged()
     assert len(whole.curve) == 2
     for ours, theirs in zip(second.values, whole.values, strict=True):
         assert torch.equal(ours, theirs)
@@ -537,7 +641,19 @@ def test_a_size_has_the_parameters_of_its_name(name: str, millions: float) -> No
 
 
 @pytest.mark.parametrize(
-    "said", ["mrge", "merge:h=3", "merge:tau=64", "merge:mu=1", "merge:H=x", "merge:merge=max"]
+    "said",
+    [
+        "mrge",
+        "merge:h=3",
+        "merge:tau=64",
+        "merge:mu=1",
+        "merge:H=x",
+        "merge:merge=max",
+        "merge:early=8/.6:late=8/.5",
+        "turns:late=8/.1",
+        "merge:moments=v",
+        "merge:rate=0",
+    ],
 )
 def test_an_arm_that_makes_no_sense_is_refused(said: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
@@ -576,6 +692,17 @@ def test_a_table_pairs_arms_by_seed_also_of_two_runs() -> None:
     assert "| `merge:mu=.9` | 2 | inf | - | - |" in text, "an arm that diverged is shown as such"
     other = {**runs[1], "text": {"sha256": "1" * 64, "bytes": [9, 9, 9]}}
     assert "-7.50" not in quality_gpu_table.page([runs[0], other]), "another text"
+
+
+def test_means_of_the_last_models_are_compared_with_those_of_data_parallel() -> None:
+    runs = [report(2.0, 4.0, arm="dp"), report(2.2, 4.4, arm="merge")]
+    runs[0]["averaged"], runs[1]["averaged"] = (
+        {"2": {"dp": [1.0, 2.0]}},
+        {"2": {"merge": [1.2, 2.4]}},
+    )
+    text = quality_gpu_table.page(runs)
+    assert "mean of 2, above dp's, % |" in text
+    assert "| 1.8000, +20.00 [+20.00, +20.00] |" in text
 
 
 def test_uneven_racks_are_compared_with_even_ones_that_make_as_many_steps() -> None:

@@ -103,7 +103,8 @@ def script(folder: Path, forward: str, fault: str = "", imports: str = "") -> st
 
 def mend_repro(folder: Path, *words: str) -> tuple[int, str, str]:
     """Status, stdout and stderr. The script is in the current folder, as a user's is."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "PYTHONUNBUFFERED": "1"}
+    paths = [str(ROOT / "src"), *filter(None, sys.path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "mend", "repro", *words],
         cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False,

@@ -175,7 +175,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
     torch.manual_seed(rack)  # rack 0's weights are version 0
     inner = size.model().to(options.device)
     model = cut_over_ranks(inner, options, size.columns)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    # foreach=False: torch 2.11 on a GPU does not step DTensors (TP) and plain tensors together.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
     level: Any = options.level
     more = {"resume": options.resume} if options.resume else {}
     if options.resume:

@@ -45,6 +45,7 @@ SIZES = {
     "tiny": Size(64, 2, 2, 64, 8),
     "5M": Size(256, 6, 4, 128, 8),
     "10M": Size(320, 8, 5, 256, 8),
+    "125M": Size(1024, 10, 16, 256, 16),
 }
 HELD_OUT_WINDOWS, PEAK, WARM_SHARE = 512, 7e-4, 3
 """PEAK is the default of --peak, and the rate of rows that do not say theirs. After a third of the

@@ -3,6 +3,7 @@ plots.
 
     python -m benchmarks.quality --quick                 seconds; into runs/quality-quick
     python -m benchmarks.quality --seeds 5               the kept one; about an hour on two cores
+    python -m benchmarks.quality --seeds 3-3 --racks 2   seed 3 alone
     python -m benchmarks.quality --arms page-tau-2       more arms (see below) into the same table
     python -m benchmarks.quality --table                 table and plots again from the runs kept
 
@@ -15,21 +16,24 @@ data-parallel       one model, the mean gradient of all racks in every step: wha
 diloco              textbook synchronous DiLoCo, a plain loop in one process that uses nothing of
                     mend: H steps, mean of the deltas, outer step, all start from the result
 mend-blocking       mend, a process per rack: 4 fragments, training waits for each exchange, tau 0
-mend-concurrent     mend as it comes: 4 fragments, merges come tau = min(8, H/4) steps later
+mend-concurrent     mend: 4 fragments, float32, no momentum, merges come min(8, H/4) steps later
+mend-default        mend's default settings: H 32 whatever the plan says, int8, momentum with its
+                    ramp, a result is applied when it is there; outside lockstep
+mend-default-lockstep   the same in lockstep, where a result waits until tau steps have passed
 diloco-textbook     diloco with outer lr 0.7 and Nesterov momentum 0.9, as published
 page-...            mend-concurrent with one setting changed (tau, apply_mode, fragments, H), run
                     by mend_lab.reference: the same rule in one process
 diloco-long         diloco with 2 H, to compare page-long with
 
-The first five are run unless --arms says otherwise. mend runs in lockstep, so every cell repeats
-bit for bit on the same machine and text. Each finished run is one line of quality.jsonl, at once;
-what is there is not run again, so an interrupted table goes on where it was. Two of these commands
-may share one folder (say, --racks 2 and --racks 4) to use two cores.
+The first six are run unless --arms says otherwise. But for mend-default mend runs in lockstep, and
+every cell repeats bit for bit on the same machine and text. Each finished run is one line of
+quality.jsonl, at once; what is there is not run again, so an interrupted table goes on where it
+was. Two of these commands may share one folder (say, --racks 2 and --racks 4) to use two cores.
 
 How to read it: `held-out loss` is that of the merged model in nats per byte, a mean over seeds.
 `above diloco` pairs runs by seed: 100 (loss / loss of diloco - 1), mean and 95 % t-interval. The
-goal: mend-concurrent at most 0.5 % above diloco. `met` needs the whole interval below, not the mean
-only.
+goal: mend-concurrent and mend-default at most 0.5 % above diloco. `met` needs the whole interval
+below, not the mean only.
 """
 
 from __future__ import annotations
@@ -93,7 +97,8 @@ def main() -> None:
                 plan = replace(plan, learning_rate=options.learning_rate)
             run_missing(cells(plan, options), kept)
         rows = read(kept)
-        paths = quality_table.write(rows, options.into, command(options, rows), machine())
+        where = rows[-1].get("machine", machine()) if rows else machine()
+        paths = quality_table.write(rows, options.into, command(options, rows), where)
     except MendError as error:
         sys.exit(f"quality: {error}")
     print(paths[1].read_text())
@@ -106,9 +111,9 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tiny model, 2 racks, 2 seeds")
     parser.add_argument("--table", action="store_true", help="run nothing; table and plots again")
     parser.add_argument("--racks", type=numbers, help="numbers of racks, as 2,4 (default 2,4)")
-    parser.add_argument("--seeds", type=whole, help="seeds 1 to this (default 3; quick 2)")
+    parser.add_argument("--seeds", type=seeds, help="seeds 1 to this, or 2-4 (default 3; quick 2)")
     parser.add_argument(
-        "--arms", type=arms, default=CORE, help=f"of {', '.join(ARMS)} (default the first five)"
+        "--arms", type=arms, default=CORE, help=f"of {', '.join(ARMS)} (default the first six)"
     )
     parser.add_argument(
         "--learning-rate", type=float, help="peak of the inner optimizer, for another folder"
@@ -118,7 +123,7 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(words)
     options.racks = options.racks or ([2] if options.quick else [2, 4])
-    options.seeds = options.seeds or (2 if options.quick else 3)
+    options.seeds = options.seeds or seeds("2" if options.quick else "3")
     if options.into is None:
         options.into = Path("runs/quality-quick") if options.quick else RESULTS
     return options
@@ -131,10 +136,12 @@ def numbers(text: str) -> list[int]:
     return counts
 
 
-def whole(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return int(text)
+def seeds(text: str) -> range:
+    first, _, last = text.rpartition("-")
+    found = range(int(first or 1), int(last) + 1)
+    if not found or found.start < 1:
+        raise argparse.ArgumentTypeError("at least 1, and the greater one last")
+    return found
 
 
 def arms(text: str) -> tuple[str, ...]:
@@ -149,7 +156,7 @@ def cells(plan: Plan, options: argparse.Namespace) -> list[Cell]:
     """Seed by seed, so that an interrupted table has whole seeds."""
     return [
         Cell(plan=plan, arm=arm, racks=racks, seed=seed)
-        for seed in range(1, options.seeds + 1)
+        for seed in options.seeds
         for racks in options.racks
         for arm in options.arms
     ]
@@ -192,6 +199,7 @@ def run(cell: Cell, corpus: Corpus) -> dict[str, Any]:
         "wall_s": round(time.perf_counter() - started, 1),
         "plan": asdict(cell.plan),
         "text_sha256": text_hash(corpus),
+        "machine": machine(),
     }
 
 
@@ -237,13 +245,13 @@ def command(options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> str:
         return "python -m benchmarks.quality --quick"
     peak = rows[0]["plan"]["learning_rate"]
     more = "" if peak == FULL.learning_rate else f" --learning-rate {peak} --into FOLDER"
-    seeds: dict[tuple[int, str], int] = {}
+    last: dict[tuple[int, str], int] = {}
     for row in rows:
         key = row["racks"], row["arm"]
-        seeds[key] = max(row["seed"], seeds.get(key, 0))
+        last[key] = max(row["seed"], last.get(key, 0))
     lines = []
-    for racks, most in sorted({(racks, most) for (racks, _), most in seeds.items()}):
-        named = [arm for arm in ARMS if seeds.get((racks, arm)) == most]
+    for racks, most in sorted({(racks, most) for (racks, _), most in last.items()}):
+        named = [arm for arm in ARMS if last.get((racks, arm)) == most]
         chosen = "" if tuple(named) == CORE else f" --arms {','.join(named)}"
         lines.append(f"python -m benchmarks.quality --racks {racks} --seeds {most}{chosen}{more}")
     return "\n".join(lines)

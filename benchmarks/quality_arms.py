@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,9 @@ class Arm:
     apply_mode: str = "carry"
     periods: int = 1
     """This arm's H in those of the plan."""
+    settings: Mapping[str, Any] | None = None
+    """Of `mend`: what differs from mend's default settings. None: the plan's H, float32, no
+    momentum, lockstep, and what is above."""
 
 
 ARMS = {
@@ -79,6 +82,12 @@ ARMS = {
     "diloco": Arm(kind="diloco", says="synchronous DiLoCo, outer lr 1, momentum 0"),
     "mend-blocking": Arm(kind="mend", says="mend, training waits: tau 0", overlap_steps=0),
     "mend-concurrent": Arm(kind="mend", says="mend, overlapped: tau min(8, H/4), float32"),
+    "mend-default": Arm(
+        kind="mend", says="mend's default settings (H 32, int8, momentum by R H)", settings={}
+    ),
+    "mend-default-lockstep": Arm(
+        kind="mend", says="the same in lockstep", settings={"lockstep": True}
+    ),
     "diloco-textbook": Arm(
         kind="diloco", says="synchronous DiLoCo, .7 and Nesterov .9", outer_lr=0.7, momentum=0.9
     ),
@@ -93,7 +102,7 @@ ARMS = {
     "diloco-long": Arm(kind="diloco", says="diloco with 2 H", periods=2),
 }
 
-CORE = ("alone", "data-parallel", "diloco", "mend-blocking", "mend-concurrent")
+CORE = ("alone", "data-parallel", "diloco", "mend-blocking", "mend-concurrent", "mend-default")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,18 +298,7 @@ def rack_of_mend(args: RackArgs) -> None:
     settle()
     cell, corpus = args.options
     arm: Arm = ARMS[cell.arm]
-    config = args.config(
-        fragments=arm.fragments,
-        sync_period_steps=period_of(arm, cell.plan),
-        overlap_steps=arm.overlap_steps,
-        concurrent_outer_step=arm.overlap_steps != 0,
-        outer_lr=arm.outer_lr,
-        outer_optimizer_momentum=arm.momentum,
-        apply_mode=arm.apply_mode,
-        codec="float32",  # else the mean of the racks is not the merge
-        merge_min_racks=cell.racks,
-        lockstep=True,  # so that a run repeats
-    )
+    config = args.config(**settings_of_mend(arm, cell))
     inner = Inner(cell, [windows_of(cell, corpus, args.rack)])
     runtime = mend.mend_init(inner.model, config, optimizer=inner.optimizer)
     curve = Curve(cell, corpus)
@@ -323,6 +321,24 @@ def rack_of_mend(args: RackArgs) -> None:
             "stall_ms": status.stall_ms_total,
         }
     )
+
+
+def settings_of_mend(arm: Arm, cell: Cell) -> dict[str, Any]:
+    """What a rack of `mend` is told beside who its peers are."""
+    if arm.settings is not None:  # `RackArgs.config` has no ramp and no momentum otherwise
+        return {"outer_ramp_rounds": None, "outer_optimizer_momentum": None, **arm.settings}
+    return {
+        "fragments": arm.fragments,
+        "sync_period_steps": period_of(arm, cell.plan),
+        "overlap_steps": arm.overlap_steps,
+        "concurrent_outer_step": arm.overlap_steps != 0,
+        "outer_lr": arm.outer_lr,
+        "outer_optimizer_momentum": arm.momentum,
+        "apply_mode": arm.apply_mode,
+        "codec": "float32",  # else the mean of the racks is not the merge
+        "merge_min_racks": cell.racks,
+        "lockstep": True,  # so that a run repeats
+    }
 
 
 def with_mend(cell: Cell, corpus: Corpus) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from mend.errors import UsageError
 LIMIT_PCT = 0.5
 """mend may be this much worse than synchronous DiLoCo."""
 BASE = "diloco"
-CLAIMED = "mend-concurrent"
+CLAIMED = ("mend-concurrent", "mend-default")
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom (any statistics table).
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
@@ -29,6 +29,7 @@ COLOURS = {
     "diloco-long": "#1f77b4",
     "mend-blocking": "#2ca02c",
     "mend-concurrent": "#d62728",
+    "mend-default": "#9467bd",
 }
 OTHERS = "#e6852c"
 
@@ -154,12 +155,12 @@ def verdicts(summary: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for entry in summary:
         pct = entry.get(f"above_{BASE}_pct")
-        if entry["arm"] == CLAIMED and pct is not None:
+        if entry["arm"] in CLAIMED and pct is not None:
             lines.append(
-                f"- {entry['racks']} racks: `{CLAIMED}` is {signed(pct)} % above `{BASE}` "
+                f"- {entry['racks']} racks: `{entry['arm']}` is {signed(pct)} % above `{BASE}` "
                 f"({pct['n']} seeds); at most {LIMIT_PCT} %: **{verdict(Interval(**pct))}**"
             )
-    return lines or [f"- no run of both `{CLAIMED}` and `{BASE}` yet"]
+    return lines or [f"- no run of both `{CLAIMED[0]}` and `{BASE}` yet"]
 
 
 def markdown(rows: Sequence[Row], command: str, machine: Mapping[str, object]) -> str:

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import mend
-from benchmarks.loss import STEP_MAX, beyond_reach, table
+from benchmarks import quality_gpu_model
+from benchmarks.loss import SIZES, STEP_MAX, beyond_reach, table
 from benchmarks.small_problems import Cell, measure_processes
-from mend.tools.demo_model import learning_rate
+from mend.tools.demo_model import ByteGPT, learning_rate
 from tests.process.racks import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,14 @@ def test_loss_benchmark_keeps_a_line_per_arm_and_repeats_none(tmp_path: Path) ->
     said = [line.split("|")[9].strip() for line in table(rows).splitlines()[2:]]
     assert said[1] == "", "data parallel is what the others are compared to"
     assert float(said[0]) > 0
+
+
+def test_the_size_of_125m_is_that_of_the_batched_bench_with_larger_windows() -> None:
+    ours, theirs = SIZES["125M"], quality_gpu_model.SIZES["125M"]
+    assert (ours.width, ours.layers, ours.heads) == (theirs.width, theirs.layers, theirs.heads)
+    with torch.device("meta"):
+        model = ByteGPT(ours)
+    assert sum(each.numel() for each in model.parameters()) == pytest.approx(126.4e6, rel=0.01)
 
 
 @pytest.mark.parametrize(("times", "beyond"), [(0.9, False), (1.1, True)])

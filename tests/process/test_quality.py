@@ -25,12 +25,12 @@ def test_a_quick_table_with_mend_itself_and_again_from_what_was_kept(
     words = ["--quick", "--into", str(tmp_path), "--seeds", "1"]
     done = subprocess.run(
         [nursery.python, "-m", "benchmarks.quality", *words,
-         "--arms", "diloco,mend-concurrent,page-concurrent"],
+         "--arms", "diloco,mend-concurrent,page-concurrent,mend-default"],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True, timeout=LIMIT_S,
         capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    diloco, mend, page = quality.read(tmp_path / "quality.jsonl")
+    diloco, mend, page, default = quality.read(tmp_path / "quality.jsonl")
     assert "arm=mend-concurrent" in done.stdout
     assert re.search(r"\*\*(within|missed)\b.*\*\*", done.stdout), "which depends on the text"
     assert diloco["tokens"] == mend["tokens"]
@@ -38,6 +38,9 @@ def test_a_quick_table_with_mend_itself_and_again_from_what_was_kept(
     assert mend["rounds"] >= 4 * 48 // 8
     assert mend["weights"] != diloco["weights"]
     assert mend["loss"] == pytest.approx(diloco["loss"], rel=0.02)
+    assert default["tokens"] == mend["tokens"]
+    assert default["loss"] == pytest.approx(diloco["loss"], rel=0.05)
+    assert 4 <= default["rounds"] < mend["rounds"], "one period of 32 in 48 steps, and the end"
     assert page["loss"] == pytest.approx(mend["loss"], abs=1e-5), "two programs, two results"
     monkeypatch.setattr(sys, "argv", ["quality", *words, "--table"])
     quality.main()

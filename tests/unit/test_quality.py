@@ -146,6 +146,11 @@ def test_the_settings_of_an_arm() -> None:
     taus = {name: quality_arms.overlap_of(arm, 64) for name, arm in ARMS.items()}
     assert (taus["mend-blocking"], taus["mend-concurrent"], taus["page-tau-16"]) == (0, 8, 16)
     assert quality_arms.overlap_of(ARMS["mend-concurrent"], 16) == 4
+    told = quality_arms.settings_of_mend(ARMS["mend-default-lockstep"], cell("alone"))
+    assert told == {
+        "outer_ramp_rounds": None, "outer_optimizer_momentum": None, "lockstep": True,
+    }  # fmt: skip
+    assert quality_arms.settings_of_mend(ARMS["mend-blocking"], cell("alone"))["overlap_steps"] == 0
     model, _ = quality_arms.fresh(cell("page-long"))
     settings = quality_arms.settings_of(ARMS["page-long"], cell("page-long"), model)
     assert (settings.period, settings.overlap, len(settings.fragments)) == (8, 2, 4)
@@ -295,8 +300,16 @@ def test_options_select_the_cells_and_invalid_ones_are_refused() -> None:
     options = quality.parse_options(["--seeds", "2", "--racks", "4", "--arms", "diloco,page-long"])
     found = [c.key for c in quality.cells(PLAN, options)]
     assert found == [(4, s, arm) for s in (1, 2) for arm in ("diloco", "page-long")]
+    only = quality.parse_options(["--seeds", "2-3", "--racks", "2", "--arms", "alone"])
+    assert [c.seed for c in quality.cells(PLAN, only)] == [2, 3]
     assert len(quality.cells(PLAN, quality.parse_options([]))) == 2 * 3 * len(CORE)
-    for wrong in (["--arms", "dilco"], ["--racks", "1"], ["--racks", "two"], ["--seeds", "0"]):
+    for wrong in (
+        ["--arms", "dilco"],
+        ["--racks", "1"],
+        ["--racks", "two"],
+        ["--seeds", "0"],
+        ["--seeds", "3-2"],
+    ):
         with pytest.raises(SystemExit):
             quality.parse_options(wrong)
 

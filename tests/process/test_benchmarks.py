@@ -29,7 +29,8 @@ TINY = {name: row.quick.split() for name, row in ROWS_BY_NAME.items()}
 ELSEWHERE = {
     "claims": "tests/unit/benchmarks/test_claims.py",
     "data_parallel": "tests/process/test_loss.py",
-    "determinism_gpu": "tests/gpu/test_determinism.py",
+    "determinism_gpu": "tests/unit/benchmarks/test_determinism_gpu.py",
+    "determinism_digests": "tests/unit/benchmarks/test_determinism_gpu.py",
     "determinism_ops": "tests/gpu/test_determinism.py", "loss": "tests/process/test_loss.py",
     "small_problems": "tests/unit/test_small_problems.py",
     "small_problems_batch": "tests/unit/test_small_problems.py",

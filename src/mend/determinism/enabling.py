@@ -31,13 +31,20 @@ logger = logging.getLogger("mend")
 TINY_PARAMETERS = 50_000
 """A step of a smaller model is calls rather than arithmetic, of which level shape makes more."""
 
-COSTS = {
-    "CPU": f"2 to 3.5 times a plain step, 3 to 6 times below {TINY_PARAMETERS:,} parameters",
-    "GPU": "0.9 times a plain step; 2.3 to 2.5 times for small models without cuda_graph=True",
+COSTS: dict[str, dict[str, str]] = {
+    "run": {"CPU": "1.1 to 1.4 times a plain step", "GPU": "not measured"},
+    "shape": {
+        "CPU": "2 to 3.5 times a plain step",
+        "GPU": "0.86 to 0.93 times a plain step; 2.3 times for GPT-2 124M without cuda_graph=True",
+    },
+    "everywhere": {"CPU": "1.9 to 3.1 times a plain step of fp32", "GPU": "2.2 times"},
 }
-"""Rough times of a training step at level shape; docs/determinism.md has the measurements."""
+"""Rough times of a training step by level and device. docs/determinism.md has the same."""
 
-COST_EVERYWHERE = "CPU: 1.9 to 3.1 times a plain step of fp32 on one thread; GPU: 2.2 times"
+COST_OF_CALLS = (
+    f"3 to 6 times below {TINY_PARAMETERS:,} parameters, 10 times for many rows of one vector each"
+)
+"""Level shape on the CPU besides."""
 
 SEED_MAX = 2**32 - 1
 """numpy takes no larger one."""
@@ -134,11 +141,6 @@ class Determinism(Closes):
         self._coverage = Coverage(REACHED, strict)
         self._undo.enter_context(self._coverage)
         self.settings |= {"kernels": "of mend.determinism, on the CPU", **settings}
-        self.settings["cost"] = "; ".join(
-            f"{device}: {cost}"
-            for device, cost in COSTS.items()
-            if device == "CPU" or "leaf_rows" in settings  # kernels are there
-        )
 
     def put_portable_kernels(self, strict: bool) -> None:
         """Level everywhere: the same for its own kernels."""
@@ -146,7 +148,7 @@ class Determinism(Closes):
         self._undo.callback(take_away)
         self._coverage = Coverage(everywhere.REACHED, strict, "everywhere")
         self._undo.enter_context(self._coverage)
-        self.settings |= {**settings, "cost": COST_EVERYWHERE}
+        self.settings |= settings
 
     def put(self, name: str, value: Any, was: Any, setter: Callable[[Any], Any]) -> None:
         """Set a switch, remember it for close(), and list it."""
@@ -204,13 +206,20 @@ def enable(
         raise
     seed_all(seed)
     _enabled = state
-    _say_cost(state)
+    state.settings["cost"] = _cost(state)
+    _say_once(f"cost of {level}", f'mend level-{level} cost="{state.settings["cost"]}"')
     return state
 
 
-def _say_cost(state: Determinism) -> None:
-    if "cost" in state.settings:
-        _say_once("cost", f'mend level-{state.level} cost="{state.settings["cost"]}"')
+def _cost(state: Determinism) -> str:
+    """On a GPU where there is one that the level can use, otherwise on the CPU."""
+    # device_count() starts no CUDA: a process that forks later can still use it in its children.
+    on_gpu = torch.cuda.device_count() > 0
+    if state.level == "shape":
+        on_gpu = "leaf_rows" in state.settings  # its kernels are there
+    device = "GPU" if on_gpu else "CPU"
+    more = f"; {COST_OF_CALLS}" if (state.level, device) == ("shape", "CPU") else ""
+    return f"{device}: {COSTS[state.level][device]}{more}"
 
 
 def say_if_tiny(parameters: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from mend.determinism import DeterministicTrainer, enable, enabling
-from mend.determinism.enabling import PINNED, UNSEEN, enabled
+from mend.determinism.enabling import COSTS, PINNED, UNSEEN, enabled
 from mend.errors import ConfigError, NotDeterministic, UsageError
 
 
@@ -125,22 +127,48 @@ def test_a_value_that_cannot_be_is_refused(seed: int, level: str) -> None:
         enable(seed, level)  # type: ignore[arg-type]
 
 
-def test_level_shape_says_its_cost_once(
+def test_every_level_says_its_cost_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A tiny block took 6.3 times as long, without a word.
     monkeypatch.setattr(enabling, "_said", set())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.delenv("RANK", raising=False)
-    with enable(3):
-        assert not caplog.messages, "level run has no cost of mend's"
+    for level in ("run", "shape", "everywhere") * 2:
+        with enable(3, level) as state:  # type: ignore[arg-type]
+            assert state.settings["cost"].startswith(f"CPU: {COSTS[level]['CPU']}")
+            line = f'mend level-{level} cost="{state.settings["cost"]}"'
+            assert caplog.messages.count(line) == 1
+    assert len(caplog.messages) == 3
+
+
+def test_trainer_of_a_tiny_model_says_its_cost_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(enabling, "_said", {"cost of shape"})
+    monkeypatch.delenv("RANK", raising=False)
     for _ in range(2):
-        with enable(3, "shape") as state:
+        with enable(3, "shape"):
             model = torch.nn.Linear(4, 4)
             DeterministicTrainer(model, torch.optim.SGD(model.parameters()), 3, level="shape")
-    cost, tiny = caplog.messages
-    assert "CPU: 2 to 3.5 times a plain step" in state.settings["cost"]
-    assert cost == f'mend level-shape cost="{state.settings["cost"]}"'
+    (tiny,) = caplog.messages
     assert tiny.startswith("mend level-shape parameters=20 cost=")
+
+
+def test_cost_is_that_of_the_device_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with enable(3) as state:
+        assert state.settings["cost"] == f"GPU: {COSTS['run']['GPU']}"
+
+
+@pytest.mark.parametrize("level", COSTS)
+def test_page_has_the_costs_that_enable_says(level: str) -> None:
+    """The page said 2.0 to 2.8 times, enable() 2 to 3.5."""
+    page = (Path(__file__).parents[3] / "docs" / "determinism.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{level}` |")]
+    cost = re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", row.split(" | ")[-1].removesuffix(" |"))
+    said = ". ".join(f"{device}: {text}" for device, text in COSTS[level].items())
+    assert cost == said.replace(" a plain step", ""), "the head of the table has that"
 
 
 def test_cost_is_said_by_one_rank_and_not_of_larger_models(

@@ -547,7 +547,8 @@ def main() -> None:
     if options.save:
         command = f"python -m benchmarks.small_problems {' '.join(sys.argv[1:])}"
         name = "small_problems_gpt.md" if GPT in problems else "small_problems.md"
-        (RESULTS / name).write_text(f"# Small problems\n\n`{command}`\n\n{page}")
+        title = "# Small problems: the byte GPT" if GPT in problems else "# Small problems"
+        (RESULTS / name).write_text(f"{title}\n\n`{command}`\n\n{page}")
 
 
 if __name__ == "__main__":

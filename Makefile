@@ -36,6 +36,7 @@ test-frameworks: $(FRAMEWORKS)/stamp $(TITAN)/stamp ## run the tests of mend.int
 
 quality-table: $(STAMP) ## compare merged models of small problems with a rack alone, by the reference and on real racks
 	$(BIN)/python -m benchmarks.small_problems --seeds 5 --save
+	$(BIN)/python -m benchmarks.small_problems --problems gpt --racks 2 --seeds 5 --save
 	$(BIN)/python -m benchmarks.small_problems --processes
 
 simulate explore goodput replay: $(STAMP)

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import small_problems_gpt
 from benchmarks.small_problems import (
     FRAGMENTS,
+    GPT,
     HIDDEN,
     INPUTS,
     OPTIMIZERS,
@@ -83,6 +85,10 @@ class _Log(Schedule):
 def _rows(name: str, rack: int, seed: int, steps: int) -> tuple[Array, ...]:
     """What a Learner draws in so many steps."""
     here, generator = problem(name), torch.Generator().manual_seed(1000 * (seed + 1) + rack)
+    if name == GPT:
+        text = small_problems_gpt.texts()[0]
+        drawn = [small_problems_gpt.windows(text, ROWS, generator) for _ in range(steps)]
+        return (torch.stack(drawn).numpy(),)
     if name.startswith("quadratic"):
         return (
             torch.stack(
@@ -113,6 +119,9 @@ def _data(name: str, racks: int, seeds: int, steps: int) -> tuple[Array, ...]:
 
 
 def _gradient(here: Problem, theta_SRN: Array, data: Sequence[Array]) -> Array:
+    if here.name == GPT:
+        theta_MN, text_MBT1 = (torch.from_numpy(x).flatten(0, 1) for x in (theta_SRN, data[0]))
+        return small_problems_gpt.gradients(theta_MN, text_MBT1).numpy().reshape(theta_SRN.shape)
     if here.name.startswith("quadratic"):
         curvature_N = here.curvature_N.numpy()
         wind = F32(here.noise) * np.sqrt(curvature_N) * data[0]
@@ -151,6 +160,9 @@ class Racks:
         family = next(name for name in RATES if cell.problem.startswith(name))
         self.rate = RATES[family][OPTIMIZERS.index(cell.optimizer)]
         self.first, self.second = np.zeros_like(self.theta_SRN), np.zeros_like(self.theta_SRN)
+        self.moved: list[tuple[int, Array]] = []
+        """Of every round but the closing ones: fragment, and by seed the magnitude per step of its
+        offers, the mean of its members (S,)."""
 
     def step(self, racks: Sequence[int]) -> None:
         """Every rack of these makes its next step."""
@@ -266,6 +278,15 @@ def _merge(
     return np.asarray(total.astype(F32)), balance_S1
 
 
+def _magnitude(now: _Part, racks: Racks, commit: Commit) -> Array:
+    """What a round adds to `Racks.moved`."""
+    of_members = [
+        np.abs(now.anchors[now.version[rack]] - racks.theta_SRN[:, rack, now.place]).max(1) / steps
+        for rack, steps in ((member.rack, member.steps) for member in commit.members)
+    ]
+    return np.asarray(np.mean(of_members, 0))
+
+
 def _move(now: _Part, racks: Racks, version: int, rack: int) -> None:
     """A rack applies a version."""
     theta = racks.theta_SRN[:, rack, now.place]
@@ -309,6 +330,8 @@ def merged_errors(
             now = parts[fragment]
             if isinstance(what, Commit):
                 weights, f = rule(what.members, settings)
+                if not whom[0]:
+                    racks.moved.append((fragment, _magnitude(now, racks, what)))
                 delta, balance = _merge(now, racks, cell, what, weights)
                 s = part(what, settings)
                 last = bool(whom[0]) and not what.training

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from benchmarks.quality_table import t_interval
-from benchmarks.small_problems import FLOOR, PROBLEMS, Cell, problem, speed_of
+from benchmarks.small_problems import FLOOR, PROBLEMS, UNEQUAL, Cell, problem, speed_of
 from benchmarks.small_problems_batch import F32, Racks, Rule, in_force, merged_errors
 from mend_lab.reference import Named, Settings
 
-SPEEDS, IN_STEP = "1/.5/.25", ".5833/.5833/.5833"
+SPEEDS, IN_STEP = UNEQUAL, ".5833/.5833/.5833"
 PERIODS = (16, 64)
 OPTIMIZERS = ("sgd", "adamw")
 APART = 0.3

@@ -156,6 +156,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "racks-apart": (111, ("merges",)),
     "locks-memory": (112, ("gb",)),
     "rows-awaited": (113, ("step",)),
+    "offers-grow": (114, ("fragment", "version")),
 }  # fmt: skip
 """kind -> its number, and those of its fields that are hashed."""
 
@@ -170,7 +171,9 @@ WORDS = {
 """Numbers of the words that a hashed field may hold: fates of offers, what a slow rack is compared
 with, and why it is slow."""
 
-BITS = frozenset({"digest", "digests", "checksum", "norm", "residual", "balance", "cosine"})
+BITS = frozenset(
+    {"digest", "digests", "checksum", "norm", "residual", "balance", "cosine", "growth"}
+)
 """Fields that follow from the arithmetic of this machine; not hashed."""
 
 

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "determinism_ops": "tests/gpu/test_determinism.py", "loss": "tests/process/test_loss.py",
     "small_problems": "tests/unit/test_small_problems.py",
     "small_problems_batch": "tests/unit/test_small_problems.py",
+    "small_problems_gpt": "tests/unit/test_small_problems.py",
     "small_problems_rank": "tests/process/test_loss.py", "long_run": "tests/process/test_h200.py",
     "determinism": "tests/process/test_benchmarks.py", "device_encode": "tests/gpu/test_cuda.py",
     "encode": "tests/process/test_benchmarks.py", "exchange": "tests/process/test_benchmarks.py",

@@ -83,5 +83,5 @@ def test_data_parallel_benchmark_compares_jobs_that_exchange_with_one_that_does_
 
 
 def test_small_problem_is_merged_by_real_racks() -> None:
-    row = measure_processes(Cell("mlp", "adamw", 4), steps=60)
+    row = measure_processes(Cell("mlp", "adamw", 4), steps=60, seeds=1)
     assert row.merged[0] < row.start

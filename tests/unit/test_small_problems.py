@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from benchmarks import unequal_loss
-from benchmarks.small_problems import Cell, Row, alone_error, chosen, merged_error, row_of
-from benchmarks.small_problems_batch import alone_errors, merged_errors
+from benchmarks.small_problems import GPT, Cell, Row, alone_error, chosen, merged_error, row_of
+from benchmarks.small_problems_batch import Racks, alone_errors, merged_errors
+from mend.engine.loop.growing_offers import GROWN, GrowingOffers
 
 STEPS, SEEDS = 400, 5
 FORTY = chosen(40)
@@ -16,15 +19,61 @@ BAD = {Cell("linear0", "adamw", 128, 2, "turns", "int4"): 1.023}
 three rounds, in which a mean gains nothing. benchmarks/results/small_problems.md has all cells."""
 
 
-def of_all_seeds(cell: Cell, momentum: float | None = None) -> Row:
-    merged = merged_errors(cell, STEPS, SEEDS, momentum)
+def of_all_seeds(
+    cell: Cell, momentum: float | None = None, growth: list[float] | None = None
+) -> Row:
+    """`growth`: gets the greatest growth of the offers of each seed."""
+    racks = Racks(cell, SEEDS, STEPS)
+    merged = merged_errors(cell, STEPS, SEEDS, momentum, racks=racks)
+    if growth is not None:
+        growth += growth_of(racks, SEEDS)
     return row_of(cell, merged, alone_errors(cell, STEPS, SEEDS))
 
 
+def growth_of(racks: Racks, seeds: int) -> list[float]:
+    seen = [GrowingOffers() for _ in range(seeds)]
+    greatest = [0.0] * seeds
+    for fragment, moved_S in racks.moved:
+        for seed, per_step in enumerate(moved_S.tolist()):
+            greatest[seed] = max(greatest[seed], seen[seed].growth(fragment, per_step))
+    return greatest
+
+
 def test_forty_cells_with_the_defaults_are_bad_in_the_known_ones_only() -> None:
-    bad = {row.cell: row.ratio for row in map(of_all_seeds, FORTY) if not row.good}
+    growth: list[float] = []
+    rows = [of_all_seeds(cell, growth=growth) for cell in FORTY]
+    bad = {row.cell: row.ratio for row in rows if not row.good}
     assert set(bad) == set(BAD), bad
     assert bad == pytest.approx(BAD, abs=0.01)
+    assert len(growth) == SEEDS * len(FORTY)
+    assert max(growth) < GROWN, "a warning of growing offers in a sound job"
+
+
+@pytest.mark.parametrize("name", ["linear", "quadratic1"])
+def test_offers_momentum_too_long_grow_beyond_their_peak(name: str) -> None:
+    found: dict[float | None, list[float]] = {None: [], 0.9: []}
+    for momentum, growth in found.items():
+        of_all_seeds(Cell(name, "adamw", 4, 2), momentum, growth)
+    assert sum(each >= GROWN for each in found[0.9]) >= SEEDS - 1, found
+    assert max(found[None]) < GROWN
+
+
+class WarmingUp(Racks):
+    """Their learning rate rises for a tenth of the steps."""
+
+    def step(self, racks: Sequence[int]) -> None:
+        peak = self.rate
+        self.rate = peak * min(1.0, 10 * (self.made_R.max() + 1) / STEPS)
+        super().step(racks)
+        self.rate = peak
+
+
+def test_offers_of_a_byte_gpt_that_warms_up_do_not_grow_beyond_their_peak() -> None:
+    cell, seeds = Cell(GPT, "adamw", 4, 2), 1
+    racks = WarmingUp(cell, seeds, STEPS)
+    (error,) = merged_errors(cell, STEPS, seeds, racks=racks)
+    assert error < racks.problem.error(racks.problem.start(0)).item() / 2
+    assert 0.0 < max(growth_of(racks, seeds)) < GROWN
 
 
 def test_row_tells_the_best_rack_from_the_mean_one() -> None:
@@ -49,6 +98,7 @@ def test_momentum_too_long_for_the_period_makes_more_cells_bad() -> None:
         Cell("quadratic100", "adamw", 4, 2, "turns", "int4"),
         Cell("linear", "sgd", 16, 4, "jitter"),
         Cell("linear", "adamw", 16, 3, unequal_loss.SPEEDS),
+        Cell("gpt", "adamw", 16, 2, "jitter", "int4"),
     ],
     ids=lambda cell: "-".join(map(str, cell)),
 )

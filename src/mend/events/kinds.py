@@ -662,6 +662,22 @@ class RacksApart(WarningEvent, frozen=True, tag="racks-apart"):
     cosine: float
 
 
+class OffersGrow(WarningEvent, frozen=True, tag="offers-grow"):
+    """The offers of a fragment are that many times as large per step as at the peak from which they
+    had fallen, as where the outer momentum or a learning rate is too high; once."""
+
+    says = (
+        "offers of fragment {fragment} are {growth} times as large per step as at their peak before"
+    )
+    remedy = (
+        "a lower outer_optimizer_momentum (the default fits the period) or learning rate, unless "
+        "you raised that meanwhile"
+    )
+    fragment: Whole
+    version: Whole
+    growth: float
+
+
 class StepsLate(WarningEvent, frozen=True, tag="late-steps"):
     """At the end: the last offer added more than a period of steps that the rack had made on an
     old version ([why](troubleshooting.md#the-merged-model-is-worse-than-a-rack-alone))."""

@@ -176,6 +176,22 @@ def test_noise_of_a_momentum_is_that_of_planted_offers(shared: float, turn: floa
 
 
 @pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ({"outer_optimizer_momentum": 0.6}, "outer_optimizer_momentum (lower than 0.6), or the"),
+        ({}, "the learning rate (lower), unless"),
+    ],
+)
+def test_first_change_after_a_warning_of_growing_offers_makes_steps_shorter(
+    settings: dict[str, object], first: str
+) -> None:
+    facts = job()
+    facts.fault_counts["offers-grow"] += 1
+    said = learning(facts, {"sync_period_steps": 32, "racks": 2, **settings}, 0.0)
+    assert said[-1].startswith(f"Change first: {first}")
+
+
+@pytest.mark.parametrize(
     ("facts", "settings", "stall", "first"),
     [
         (

@@ -21,6 +21,7 @@ from mend.engine.io.host import HostInterface, OtherJobs, VersionMismatches
 from mend.engine.loop.effects import EventQueue, Handlers
 from mend.engine.loop.equal_offers import EqualOffers
 from mend.engine.loop.feature import Features, LoopFeature, LoopParts
+from mend.engine.loop.growing_offers import GrowingOffers
 from mend.engine.loop.jobs import Jobs
 from mend.engine.loop.merging import Merging, Slicing
 from mend.engine.loop.pipeline import Pipeline
@@ -102,7 +103,7 @@ class ConcurrentOuterStep:
         parts = LoopParts(self.store, jobs, self.rank_machine, self.leader)
         self._features = tuple(features(parts))
         self._queue = EventQueue(self._machines, host.now_ns, self._handlers, tape)
-        self._equal_offers = EqualOffers()
+        self._equal_offers, self._growing_offers = EqualOffers(), GrowingOffers()
         self._silent: set[int] = set()
         self._twin = ""
         self._met: set[int] = set()
@@ -326,6 +327,8 @@ class ConcurrentOuterStep:
             self.published.on_decided(record, (rounds / WHOLE, momentum))
             outer = part / WHOLE, rounds / WHOLE, momentum, folded.balance(members)
             self._note_commit(record, outer)
+            if self.me.rank == 0 and (growing := self._growing_offers.warning(record)):
+                self.host.note(growing)
 
     def _note_commit(self, commit: Commit, outer: _Outer | None = None) -> None:
         """`outer`: None for a round of moments."""

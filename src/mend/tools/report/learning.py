@@ -16,6 +16,8 @@ from typing import NamedTuple
 from mend.config.pair_warnings import GAIN_SHORT_MAX, default_momentum, default_overlap
 from mend.engine.compute.agreement import APART
 from mend.engine.state.participation import short_of
+from mend.events.base import kind_of
+from mend.events.kinds import OffersGrow
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.summary import last_tenth, mean, steps_of
 
@@ -223,6 +225,7 @@ def _first(
     period = int(_number(settings, "sync_period_steps", 0))
     rules = (
         _momentum_too_long(facts, settings),
+        _growing(facts, settings),
         _pulled_apart(facts),
         _not_together(facts, settings, stall_share),
         _period(facts, period),
@@ -249,6 +252,15 @@ def _momentum_too_long(facts: RunFacts, settings: Mapping[str, object]) -> str:
         f"outer_optimizer_momentum, from {momentum:g} to its default, {usual:.2g}: it makes a "
         f"step {1 / (1 - momentum):.0f} times as long, which H {period} does not bear"
     )
+
+
+def _growing(facts: RunFacts, settings: Mapping[str, object]) -> str:
+    if not facts.fault_counts[kind_of(OffersGrow)]:
+        return ""
+    what = "the learning rate (lower)"
+    if (momentum := _number(settings, "outer_optimizer_momentum", 0.0)) > 0:
+        what = f"outer_optimizer_momentum (lower than {momentum:g}), or {what}"
+    return f"{what}, unless you raised that on the way: the offers grew beyond their peak"
 
 
 def _pulled_apart(facts: RunFacts) -> str:

@@ -115,7 +115,7 @@ def age_silence(rack: int, seconds: int) -> None:
 class GatedPatience(Patience):
     gate: Path
 
-    def over(self, now_ns: int) -> bool:
+    def over(self, now_ns: int, *, extends: bool = True) -> bool:
         return self.gate.exists()
 
 

@@ -83,6 +83,21 @@ def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
     assert not first.kinds("last-rounds-alone")
 
 
+def test_rack_that_ends_leaves_alone_though_the_others_exchange_on(job: Job) -> None:
+    """Each round of the other one brought bytes, which extended the wait: it never left."""
+    stop, config = job.gate("stop"), {**CONFIG, "transfer_stall_s": 2}
+    job.start(0, steps=12, config={**config, "shutdown_timeout_s": 1})
+    job.start(1, steps=100_000, config=config, pace_ms=10, stop=stop)
+    job.ended(0, code=0)
+    Path(stop).touch()
+    job.ended(1, code=0)
+    first, second = job.result(0), job.result(1)
+    assert (first.status["outcome"], first.status["ledger"]["open"]) == ("left-early", 0)
+    assert (second.status["outcome"], second.status["ledger"]["open"]) == ("merged", 0)
+    one, other = ([each["digests"] for each in result.commits] for result in (first, second))
+    assert one == other[: len(one)], "one history"
+
+
 def test_tail_that_is_dropped_while_the_others_train_on_is_captured_again(jobs: Jobs) -> None:
     """Its last offer was too old when it arrived. It was never made again: `kept-local` without a
     reason, while the others said `merged` without a word."""

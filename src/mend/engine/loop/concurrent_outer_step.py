@@ -118,7 +118,8 @@ class ConcurrentOuterStep:
         if isinstance(body, RankOrders) and not self.published.finished:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
-            orders = NewestOrders(body.live, body.why, body.settled, opened, body.slow)
+            ending = _ending_in(body, self.published.orders.ending)
+            orders = NewestOrders(body.live, body.why, body.settled, opened, body.slow, ending)
             self.published.heard(orders)
             if self.me.rank == 0 and (same := self._equal_offers.warning(body.offers)):
                 self.host.note(same)
@@ -353,6 +354,14 @@ def _opened_in(orders: RankOrders) -> dict[int, int]:
         opened[offer.fragment] = max(offer.applied, opened.get(offer.fragment, 0))
     gathers = {(gather.fragment, gather.version - 1) for gather in orders.gathers}
     return {p: version for p, version in opened.items() if (p, version) not in gathers}
+
+
+def _ending_in(orders: RankOrders, before: frozenset[int]) -> frozenset[int]:
+    """`NewestOrders.ending`. `before`: as of the orders before; it stays for racks without an open
+    offer."""
+    offering = {offer.member.rack for offer in orders.offers}
+    closing = {offer.member.rack for offer in orders.offers if offer.closing}
+    return (before - offering) | closing
 
 
 _FAILURES: dict[str, type[MendError]] = {

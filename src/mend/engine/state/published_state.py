@@ -117,6 +117,8 @@ class NewestOrders:
     opened: Mapping[int, int] = field(default_factory=dict)
     """fragment -> version whose round is open: offers arrive, and its members are not fixed yet."""
     slow: tuple[FailSlow, ...] = ()
+    ending: frozenset[int] = frozenset()
+    """Racks whose newest offers are the last ones of their fragments: they train no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +313,8 @@ class PublishedState:
         with self.changed:
             self.finished = True
             why = (self.job.why_out(member),) if member is not None else ()
-            self.orders = NewestOrders(why=why, settled=self.orders.settled)
+            before = self.orders
+            self.orders = NewestOrders(why=why, settled=before.settled, ending=before.ending)
             self.changed.notify_all()
 
     def lost_seat(self, member: Member) -> bool:

@@ -146,10 +146,12 @@ class Patience:
         """How long to wait until the next look."""
         return max(1, min(LOOK_NS, self.deadline_ns + 1 - now_ns))
 
-    def over(self, now_ns: int) -> bool:
+    def over(self, now_ns: int, *, extends: bool = True) -> bool:
+        """Whether the wait ends. `extends`: whether bytes that came since the last look extend
+        it."""
         found = self._moved()
         grew = any(count > self._seen.get(key, 0) for key, count in found.items())
         self._seen |= found
-        if grew:
+        if grew and extends:
             self.deadline_ns = max(self.deadline_ns, now_ns + self._stall_ns)
         return now_ns > self.deadline_ns

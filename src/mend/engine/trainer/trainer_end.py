@@ -269,11 +269,12 @@ class TrainerEnd(TrainerRounds):
         Past the deadline the rack asks to leave alone, and LEAVE_NS later it leaves without an
         answer.
         """
-        hurried, posted, noted_ns = False, None, self._now_ns()
+        hurried, posted, noted_ns, last = False, None, self._now_ns(), self.versions()
         patience.deadline_ns = max(patience.deadline_ns, noted_ns)
         everything = list(range(len(self.fragment_states)))
         while True:
-            values = [int(self.published.finished), -int(patience.over(self._now_ns()))]
+            over = patience.over(self._now_ns(), extends=self._are_last(last))
+            values = [int(self.published.finished), -int(over)]
             finished, late = yield from self.agree_and_apply(everything, values)
             if finished:
                 yield from self._catch_up(patience)
@@ -292,6 +293,13 @@ class TrainerEnd(TrainerRounds):
                 left_s = max(0, patience.deadline_ns - noted_ns) // SECOND
                 self._note(EndAwaited("the other racks to finish", left_s))
             yield Wait(self._news, POLL_NS)
+
+    def _are_last(self, versions: tuple[int, ...]) -> bool:
+        """Whether the bytes that arrive are of the last exchange: of another rack that ends, or of
+        `versions`, which this rack has ended with. Bytes of racks that train on extend no wait."""
+        orders = self.published.orders
+        behind = (has < mine for has, mine in zip(orders.settled, versions, strict=False))
+        return bool(orders.ending - {self.member.rack}) or any(behind)
 
     def _catch_up(self, patience: Patience) -> Requests:
         """Apply what was decided before the end of the job and is not here yet, as long as some

@@ -293,7 +293,7 @@ class LiveRank(OneTrainer):
         parts = TrainerParts(
             member=self.member, policy=self.settings.policy, options=self.settings.step,
             fragment_states=fragment_states, published=self.published, numerics=self.numerics,
-            now_ns=io_loop.now_ns, post=post, own=self._on_loop(rank.own), note=note,
+            now_ns=io_loop.now_ns, post=post, captured=self._on_loop(rank.captured), note=note,
             grows=rank.store.serve_growing, side=self._side,
             routes=self._routes(training_state, fragment_states),
             resumed=(part.state.progress, part.offers(fragment_states)) if part else None,

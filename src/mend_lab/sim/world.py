@@ -314,7 +314,8 @@ class World(Writer):
         parts = TrainerParts(
             member=process.member, policy=policy, options=_step_options(scenario),
             fragment_states=fragment_states, published=published, numerics=numerics,
-            now_ns=process.now_ns, post=post, own=process.on_loop(rank.own), note=process.note,
+            now_ns=process.now_ns, post=post, captured=process.on_loop(rank.captured),
+            note=process.note,
             routes=StateRoutes(training_state, give),
             features=self._benchmark(process, published, post),
             resumed=(_progress(fragment_states), ()) if scenario.first else None,

@@ -439,8 +439,7 @@ def test_an_own_offer_that_the_log_calls_bad_is_told_to_the_training_thread() ->
 
 def captured(story: Story, snapshot: Tensor) -> OpenOffer:
     made = OpenOffer(0, 1, 8, 10, 2, 10, 2, story.first, snapshot, None)
-    story.rank.own(made)
-    story.rank.tell(ev.Captured(0, 1, 0, 8, 10, 2))
+    story.rank.captured(made)
     return made
 
 

@@ -156,13 +156,14 @@ class ConcurrentOuterStep:
         """The feature of this kind; None: this rank has none."""
         return next((each for each in self._features if isinstance(each, kind)), None)
 
-    def own(self, offer: OpenOffer) -> None:
-        """Take the tensors of a capture from the training thread, before the Captured event."""
+    def captured(self, offer: OpenOffer) -> None:
+        """Take a capture of the training thread."""
         self.store.offers[offer.fragment, offer.seq] = offer
         if not self.published.finished:
             base = offer.anchor.version
             racks = self.rank_machine.expected(offer.fragment, base)
             self._pipeline.ahead.begin(offer.fragment, base, racks)
+        self.tell(offer.captured)
 
     def tick(self) -> None:
         """Give a Tick to every machine whose deadline has passed."""

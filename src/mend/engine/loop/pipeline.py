@@ -19,7 +19,7 @@ from mend.engine.compute.offers import Encoded
 from mend.engine.loop.jobs import Jobs
 from mend.engine.loop.pulls_ahead import Ahead, PullsAhead
 from mend.engine.loop.store import TensorStore
-from mend.engine.state.fragment_state import OpenOffer
+from mend.engine.state.fragment_state import OpenOffer, Remainder
 from mend.errors import NonFinite, format_error
 from mend.events.kinds import OfferDeclined, OfferEncoded
 from mend.types import Extent, Meter, state_key
@@ -48,15 +48,16 @@ class Pipeline:
 
         def done(made: tuple[Encoded, tuple[int, int]]) -> None:
             result, signs = made
-            offer.pend_N, offer.sent_N, offer.encoded = result.pend, result.sent, True
+            offer.remainder.set_result(Remainder(result.pend, result.sent))
             self._count(offer, numerics, result)
             store.put_payload((store.member, fragment, seq), result.payload, result.checksum)
             size = result.payload.numel() if rules.varies else 0
             tell(ev.Encoded(fragment, seq, result.checksum, "", result.norm, size, *signs))
 
         def declined(error: Exception) -> None:
-            self._published.last_error = offer.declined = reason = str(error)
-            store.host.note(OfferDeclined(fragment, seq, reason))
+            offer.remainder.set_exception(error)
+            self._published.last_error = str(error)
+            store.host.note(OfferDeclined(fragment, seq, str(error)))
             tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
 
         self._jobs.run(job, done, declined, NonFinite)

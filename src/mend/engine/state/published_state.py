@@ -1,6 +1,6 @@
 """The state that the loop publishes to the training thread, under one lock.
 
-Values cross the threads, and open offers, of which the loop sets each field once. The loop writes
+Values cross the threads. The loop writes
 anchors, decided commits and discarded offers; the training thread reads them at apply points. In
 the other direction the training thread posts events.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mend.coordination.events import Applied, Captured, StepReached, StillOpen
+from mend.coordination.events import Applied, StepReached, StillOpen
 from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.compute.anchor import Anchor
 from mend.engine.joining.training_state import Received, Refused
@@ -152,10 +152,7 @@ class Trainer(TrainerEnd):
         for offer in offers:
             state = self.fragment_states[offer.fragment]
             state.offer = offer
-            self.parts.own(offer)
-            base, step = offer.anchor.version, offer.capture_step
-            counted = offer.tokens, offer.steps, offer.closing, offer.units_total
-            self._post(Captured(offer.fragment, offer.seq, base, step, *counted))
+            self.parts.captured(offer)
             if state.anchor.version > offer.anchor.version:
                 self._post(StillOpen(offer.fragment, state.anchor.version))
 

@@ -37,8 +37,8 @@ class TrainerParts:
     now_ns: Callable[[], int]
     post: Callable[[Event], None]
     """Gives an event to the loop."""
-    own: Callable[[OpenOffer], None]
-    """Registers an offer's tensors with the loop."""
+    captured: Callable[[OpenOffer], None]
+    """Gives a capture to the loop, which has it encoded and offered."""
     note: Emit
     grows: Callable[[OpenOffer, Tensor], Growth] | None = None
     """Serves an offer while this thread encodes it."""

@@ -345,7 +345,6 @@ class ReplayTrainer(Trainer):
         known, state = self.published.fragments[act.fragment], self.fragment_states[act.fragment]
         yield from self._until(lambda: act.number in known.discarded, str(act))
         self._post(Discarded(act.fragment, act.number, self.step))
-        known.discarded.clear()
         state.offer = None
 
     def _until(self, ready: Callable[[], bool], what: str) -> Requests:

@@ -184,7 +184,7 @@ class ConcurrentOuterStep:
             waiting[member.rack] = waiting.get(member.rack, 0) + size
         standing = self.store.pulls.standing(waiting)
         if standing != self.rank_machine.pulls:
-            self.published.transfers.pulled = sum(each.moved for each in standing)
+            self.published.pulled(sum(each.moved for each in standing))
             self.tell(ev.Moved(standing))
 
     def say_farewell(self) -> None:
@@ -208,7 +208,7 @@ class ConcurrentOuterStep:
         self._mismatches.met(
             found, leader.options.peers if leader and not self.published.job.begun else ()
         )
-        self.published.last_error = str(found)
+        self.published.erred(str(found))
 
     def deadline_ns(self) -> int | None:
         dues = [self._queue.deadline_ns(machine) for machine in self._machines.values()]
@@ -262,14 +262,12 @@ class ConcurrentOuterStep:
             event = StillWaiting(self._explained(event.what), event.seconds)
         self.host.note(event)
         if isinstance(event, DigestDiffers | ProtocolFault):
-            self.published.last_error = event.sentence()
+            self.published.erred(event.sentence())
 
     def _finish(self, effect: ev.Finished) -> None:
         """This rack has no seat any more. If it has not asked to leave, its training thread learns
         that at its next step."""
-        if effect.reason:
-            self.published.job.removed[self.member] = effect.reason
-        self.published.finish(self.member)
+        self.published.finish(self.member, effect.reason)
         if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
             reason = self.published.job.why_out(self.member)
             self.host.note(SeatLost(reason))

@@ -56,7 +56,7 @@ class Pipeline:
 
         def declined(error: Exception) -> None:
             offer.remainder.set_exception(error)
-            self._published.last_error = str(error)
+            self._published.erred(str(error))
             store.host.note(OfferDeclined(fragment, seq, str(error)))
             tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
 
@@ -67,10 +67,7 @@ class Pipeline:
         size, fp32_bytes = encoded.payload.numel(), 4 * offer.delta_N.numel()
         residual = encoded.unsent / encoded.length if 0 < encoded.length < math.inf else 0.0
         moments, exact = numerics.of_values, numerics.codec.exact
-        with self._published.changed:
-            sent = self._published.sent
-            more = sent.plus_moments(size) if moments else sent.plus(size, fp32_bytes, residual)
-            self._published.sent = more
+        self._published.offered(size, fp32_bytes, residual, moments=moments)
         if moments or not exact:
             about = (offer.fragment, offer.seq, size, fp32_bytes, residual)
             self._store.host.note(OfferEncoded(*about, moments=moments))
@@ -126,7 +123,7 @@ class Pipeline:
                 error = "the donor's bits are not those of the log"
             else:
                 store.anchors[fragment, version] = result
-            self._published.fragments[fragment].copy_failed = error
+            self._published.copied(fragment, error)
             self._jobs.tell(ev.Copied(fragment, version, error=error))
 
         def done(error: Exception | None) -> None:

@@ -1,8 +1,7 @@
 """The state that the loop publishes to the training thread, under one lock.
 
-Values cross the threads. The loop writes
-anchors, decided commits and discarded offers; the training thread reads them at apply points. In
-the other direction the training thread posts events.
+Values cross the threads. The loop writes anchors, decided commits and discarded offers; the
+training thread reads them at apply points. In the other direction the training thread posts events.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class PublishedFragment:
     anchors: dict[int, Anchor] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)
     discarded: dict[int, str] = field(default_factory=dict)
-    """seq -> why the log refuses to merge the offer; empty: it was too old, or this rank declined
-    it."""
+    """seq of the newest one -> why the log refuses to merge it; empty: it was too old, or this rank
+    declined it. Replaced, never changed."""
     digests: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """version -> digests of all rails, as decided; none older than the applied version."""
     decided: int = 0
@@ -157,11 +156,8 @@ Slice = TypeVar("Slice", bound=PublishedSlice)
 
 
 class PublishedState:
-    """Shared by the loop (writes) and the training thread (reads, waits)."""
-
-    looks_again = False
-    """Whether to ask the other ranks of this rack: this one has all bytes, but another may lack
-    some that no rack has."""
+    """Shared by the loop (writes) and the training thread (reads, waits). Only its own methods
+    change it."""
 
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
@@ -174,6 +170,9 @@ class PublishedState:
         self.finished = False
         """Whether this rack has no seat any more."""
         self.last_error = ""
+        self.looks = 0
+        """How often to ask the other ranks of this rack: this one has all bytes, but another may
+        lack some that no rack has."""
         self.orders, self.rounds, self.sent = NewestOrders(), Rounds(), Sent()
         """Immutable values: each change replaces the whole value."""
         self.job, self.transfers = JobMembers(), Transfers()
@@ -273,6 +272,29 @@ class PublishedState:
         with self.changed:
             self.transfers.take(moving, taken, now_ns)
 
+    def pulled(self, moved: int) -> None:
+        """Take the number of bytes that this rank has pulled."""
+        with self.changed:
+            self.transfers.pulled = moved
+
+    def copied(self, fragment: int, error: str) -> None:
+        """Take the end of a pull of a decided version."""
+        with self.changed:
+            self.fragments[fragment].copy_failed = error
+
+    def offered(self, size: int, fp32_bytes: int, residual: float, *, moments: bool) -> None:
+        """Count an own offer."""
+        with self.changed:
+            if moments:
+                self.sent = self.sent.plus_moments(size)
+            else:
+                self.sent = self.sent.plus(size, fp32_bytes, residual)
+
+    def erred(self, error: str) -> None:
+        """Take an error that does not stop this rank. Any thread."""
+        with self.changed:
+            self.last_error = error
+
     def arrived(self, *, of_all: bool = True) -> dict[int, int]:
         """See `Transfers.arrived`."""
         with self.changed:
@@ -280,7 +302,9 @@ class PublishedState:
 
     def discard(self, fragment: int, seq: int, bad: str = "") -> None:
         with self.changed:
-            self.fragments[fragment].discarded.setdefault(seq, bad)
+            known = self.fragments[fragment]
+            if seq > max(known.discarded, default=0):
+                known.discarded = {seq: bad}
             self.changed.notify_all()
 
     def fail(self, error: MendError | Evicted) -> None:
@@ -293,7 +317,7 @@ class PublishedState:
     def look_again(self) -> None:
         """Wake the training thread in `begin`, so that it asks the other ranks of its rack."""
         with self.changed:
-            self.looks_again = True
+            self.looks += 1
             self.changed.notify_all()
 
     def begin_to_train(self) -> None:
@@ -305,11 +329,13 @@ class PublishedState:
             if isinstance(self.failure, JobLost):
                 self.failure = None
 
-    def finish(self, member: Member | None = None) -> None:
+    def finish(self, member: Member | None = None, reason: str = "") -> None:
         """This rack has no seat any more; `member`: this life of it. The reason replaces the
         orders: no coordinator sends this rack live racks and reasons to wait from now on."""
         with self.changed:
             self.finished = True
+            if member is not None and reason:
+                self.job.removed[member] = reason
             why = (self.job.why_out(member),) if member is not None else ()
             self.orders = NewestOrders(why=why, settled=self.orders.settled)
             self.changed.notify_all()

@@ -479,7 +479,7 @@ class TrainerRounds:
             anchors = {
                 p: {v: a for v, a in of.items() if v <= most.get(p, v)} for p, of in known.items()
             }
-            dead = {p: dict(self.published.fragments[p].discarded) for p in fragments}
+            dead = {p: self.published.fragments[p].discarded for p in fragments}
         values = list(flags or [])
         for fragment in fragments:
             state = self.fragment_states[fragment]
@@ -509,7 +509,6 @@ class TrainerRounds:
         self._post(Discarded(fragment, seq, self.step))
         self._note(OfferDiscarded(self.step, fragment, seq))
         self.ledger.miss("declined or too old")
-        self.published.fragments[fragment].discarded.clear()
         state.offer = None
         wrong = self.model.unsound(state)
         (sound,) = yield from self._all_ranks([int(not wrong)])
@@ -527,7 +526,7 @@ class TrainerRounds:
             "or load a checkpoint into all racks."
         )
         self._note(RackDiverged(self.step, fragment, why))
-        self.published.last_error = str(error)
+        self.published.erred(str(error))
         self.outcome = Outcome("diverged", why)
         return error
 

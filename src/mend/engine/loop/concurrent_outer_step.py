@@ -158,7 +158,7 @@ class ConcurrentOuterStep:
 
     def captured(self, offer: OpenOffer) -> None:
         """Take a capture of the training thread."""
-        self.store.offers[offer.fragment, offer.seq] = offer
+        self.store.put_offer(offer)
         if not self.published.finished:
             base = offer.anchor.version
             racks = self.rank_machine.expected(offer.fragment, base)

@@ -122,7 +122,7 @@ class Pipeline:
             elif result.digest != effect.digest:
                 error = "the donor's bits are not those of the log"
             else:
-                store.anchors[fragment, version] = result
+                store.put_copy(fragment, result)
             self._published.copied(fragment, error)
             self._jobs.tell(ev.Copied(fragment, version, error=error))
 
@@ -146,11 +146,9 @@ class Pipeline:
 
     def drop_anchor(self, effect: ev.DropAnchor) -> None:
         fragment, version, attempt = effect.fragment, effect.version, effect.attempt
-        if attempt:
-            self._store.tentative.pop((fragment, version, attempt), None)
-            return
-        self._store.free_anchor(fragment, version)
-        self._published.forget(fragment, version)
+        self._store.free_anchor(fragment, version, attempt)
+        if not attempt:
+            self._published.forget(fragment, version)
 
     def free(self, effect: ev.Free) -> None:
         self._store.free_offer((effect.member, effect.fragment, effect.seq))

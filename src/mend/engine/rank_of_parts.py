@@ -71,8 +71,8 @@ class StateOfPart(TrainingState):
 
 
 class RankOfParts:
-    """A rank that hosts several parts, for `api` what `LiveRank` is. What there is once per rank is
-    that of its first part. All ranks of the rack call its methods together."""
+    """A rank that hosts several parts. It has the interface of `LiveRank` that `api` uses; its
+    values are those of its first part. All ranks of the rack call its methods together."""
 
     exchanges = True
 

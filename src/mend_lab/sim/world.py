@@ -35,7 +35,6 @@ from mend.coordination.machines import (
 from mend.coordination.messages import Hello, Resume, Retire
 from mend.detector import DetectorOptions
 from mend.engine.compute.numerics import Numerics, keeps_in_weights
-from mend.engine.features.eviction import EvictableTrainer
 from mend.engine.features.micro_benchmark import MicroBenchmark
 from mend.engine.joining.state_copying import StateCopying
 from mend.engine.joining.training_state import StateRoutes, TrainingState
@@ -49,6 +48,7 @@ from mend.engine.state.fragment_state import (
     tracks_of,
 )
 from mend.engine.state.published_state import PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.engine.witness import build_witness
 from mend.errors import Evicted, JobLost
@@ -321,7 +321,7 @@ class World(Writer):
             resumed=(_progress(fragment_states), ()) if scenario.first else None,
             started_ns=process.now_ns() - scenario.restart_ns,
         )  # fmt: skip
-        trainer = EvictableTrainer(parts)
+        trainer = Trainer(parts)
         training = Training(
             process,
             rank,

@@ -18,7 +18,6 @@ from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointBarrier
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
-from mend.engine.features.eviction import EvictableTrainer
 from mend.engine.joining.inbox import MirrorInbox, StateInbox
 from mend.engine.state.fragment_state import (
     AgreeMin,
@@ -35,6 +34,7 @@ from mend.engine.state.fragment_state import (
     tracks_of,
 )
 from mend.engine.state.published_state import NewestOrders, PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import NonFinite
 from mend.events.base import LoggedEvent
@@ -103,7 +103,7 @@ class Hand:
             now_ns=lambda: self.now_ns, post=self.events.append, captured=self._captured,
             note=self._note, side=side,
         )  # fmt: skip
-        self.trainer = EvictableTrainer(parts)
+        self.trainer = Trainer(parts)
         self.barrier = CheckpointBarrier(
             self.trainer,
             post=self.events.append,

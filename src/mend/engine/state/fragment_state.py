@@ -125,12 +125,11 @@ class StepOptions:
 
 
 class Remainder(NamedTuple):
-    """What the encoding of an offer leaves to its rank."""
+    """What the encoding of an offer leaves: the residual once a commit names the offer (`pend_N`);
+    with feedback in the weights, the decoded payload if it is not the delta (`sent_N`)."""
 
     pend_N: Tensor | None
-    """The residual, once a commit names the offer."""
     sent_N: Tensor | None
-    """With feedback in the weights: the decoded payload, if it is not the delta."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -95,13 +95,6 @@ class Sent:
     moment_bytes: int = 0
     """Of the payloads of moments, which are not in the others."""
 
-    def plus(self, size: int, fp32_bytes: int, residual: float) -> Sent:
-        sums = self.bytes + size, self.fp32_bytes + fp32_bytes
-        return Sent(*sums, residual, self.moment_bytes)
-
-    def plus_moments(self, size: int) -> Sent:
-        return replace(self, moment_bytes=self.moment_bytes + size)
-
 
 @dataclass(frozen=True, slots=True)
 class NewestOrders:
@@ -285,10 +278,12 @@ class PublishedState:
     def offered(self, size: int, fp32_bytes: int, residual: float, *, moments: bool) -> None:
         """Count an own offer."""
         with self.changed:
+            sent = self.sent
             if moments:
-                self.sent = self.sent.plus_moments(size)
+                self.sent = replace(sent, moment_bytes=sent.moment_bytes + size)
             else:
-                self.sent = self.sent.plus(size, fp32_bytes, residual)
+                sums = sent.bytes + size, sent.fp32_bytes + fp32_bytes
+                self.sent = Sent(*sums, residual, sent.moment_bytes)
 
     def erred(self, error: str) -> None:
         """Take an error that does not stop this rank. Any thread."""

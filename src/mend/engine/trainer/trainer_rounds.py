@@ -344,8 +344,7 @@ class TrainerRounds:
 
     def _encode(self, offer: OpenOffer, read: Read, encoded: Future[Encoded]) -> None:
         """Read the model and encode the offer, on this thread and the pool."""
-        serve = self.parts.grows
-        grows = partial(serve, offer) if serve is not None else None
+        grows = partial(self.parts.grows, offer)
         try:
             encoded.set_result(offer.encode(self._numerics, read, grows))
         except BaseException as error:

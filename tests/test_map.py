@@ -177,13 +177,13 @@ def test_rooms_of_engine_import_only_those_below() -> None:
 
 
 def test_core_of_engine_that_imports_a_feature_is_found(tmp_path: Path) -> None:
-    for name, code in (("trainer/step", "from mend.engine.features import eviction"),
-                       ("features/eviction", "import time")):  # fmt: skip
+    for name, code in (("trainer/step", "from mend.engine.features import followed"),
+                       ("features/followed", "import time")):  # fmt: skip
         path = tmp_path / "mend" / "engine" / f"{name}.py"
         path.parent.mkdir(parents=True)
         path.write_text(code)
     (sentence,) = upward(engine_imports(tmp_path))
-    assert sentence.startswith("engine.trainer.step may not import engine.features.eviction")
+    assert sentence.startswith("engine.trainer.step may not import engine.features.followed")
 
 
 def test_modules_of_engine_import_each_other_in_no_circle() -> None:

@@ -436,7 +436,7 @@ class Runtime:
         rank = self._may_checkpoint("checkpoint_state")
         self._steps.settle()
         with self._steps.writes.writing(), self._rank.untimed():
-            return rank.saved_state(int(self.config.wait_timeout_s * SECOND))
+            return rank.parts[0].saved_state(int(self.config.wait_timeout_s * SECOND))
 
     def __reduce__(self) -> NoReturn:
         # torch.distributed.checkpoint pickles what has no state_dict.

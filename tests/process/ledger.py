@@ -37,13 +37,13 @@ class Books:
     def open(self, trainer: Trainer) -> None:
         self.fragment_states = trainer.fragment_states
         self.ledgers = [VectorLedger(state.owned.numel) for state in self.fragment_states]
-        hand_over = trainer.parts.own
+        hand_over = trainer.parts.captured
 
-        def own(offer: OpenOffer) -> None:
+        def captured(offer: OpenOffer) -> None:
             self.offers[offer.fragment, offer.seq] = offer
             hand_over(offer)
 
-        trainer.parts = replace(trainer.parts, own=own)
+        trainer.parts = replace(trainer.parts, captured=captured)
         self.look()
 
     def look(self) -> None:

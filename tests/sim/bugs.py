@@ -476,8 +476,8 @@ BUGS = (
     _bug(
         "43b",
         "a rack that is evicted leaves before its work is merged",
-        ("engine.features.eviction:EvictableTrainer._leave_evicted", "range(2)", "range(0)"),
-        ("engine.features.eviction:EvictableTrainer._leave_evicted", "not stands or minus_open",
+        ("engine.trainer.trainer_end:TrainerEnd._leave_evicted", "range(2)", "range(0)"),
+        ("engine.trainer.trainer_end:TrainerEnd._leave_evicted", "not stands or minus_open",
          "not stands"),
     ),
     _bug(

@@ -25,7 +25,6 @@ from mend.engine.checkpoint.saved_state import SavedState
 from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.threads import from_outside
 from mend.engine.features.data_ledger import UnitFeed
-from mend.engine.features.eviction import startup_ns
 from mend.engine.features.followed import Readable
 from mend.engine.features.followed_log import followed_of
 from mend.engine.features.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
@@ -33,6 +32,7 @@ from mend.engine.features.served_metrics import ServedMetrics
 from mend.engine.hooks.model_checks import Copies, Newcomers
 from mend.engine.hooks.step_hooks import FREED
 from mend.engine.io.io_loop import IoLoop, IoLoopOptions
+from mend.engine.io.process_age import startup_ns
 from mend.engine.io.rack import RackGroup
 from mend.engine.joining.rack_state_mirror import RackStateMirrors
 from mend.engine.joining.state_copying import StateCopying
@@ -293,7 +293,7 @@ class LiveRank(OneTrainer):
         parts = TrainerParts(
             member=self.member, policy=self.settings.policy, options=self.settings.step,
             fragment_states=fragment_states, published=self.published, numerics=self.numerics,
-            now_ns=io_loop.now_ns, post=post, own=self._on_loop(rank.own), note=note,
+            now_ns=io_loop.now_ns, post=post, captured=self._on_loop(rank.captured), note=note,
             grows=rank.store.serve_growing, side=self._side,
             routes=self._routes(training_state, fragment_states),
             resumed=(part.state.progress, part.offers(fragment_states)) if part else None,

@@ -80,7 +80,7 @@ class LocalOnlyRank(OneTrainer):
         parts = TrainerParts(
             member=Member(settings.rack, 0), policy=policy, options=settings.step,
             fragment_states=[], published=self.published, numerics=self.numerics,
-            now_ns=time.monotonic_ns, post=_drop, own=_drop, note=self.recorder.note,
+            now_ns=time.monotonic_ns, post=_drop, captured=_drop, note=self.recorder.note,
             routes=StateRoutes(state_of(self.recorder.note)),
         )  # fmt: skip
         self.trainer = Trainer(parts)

@@ -9,7 +9,6 @@ from typing import Any
 from mend.coordination.machines import Machines, ProcessSpec, machines_of
 from mend.engine.checkpoint.checkpoint_writer import CheckpointWriter
 from mend.engine.features.data_ledger import UnitCounter
-from mend.engine.features.eviction import EvictableTrainer
 from mend.engine.features.micro_benchmark import LinkProbes
 from mend.engine.joining.rack_state_mirror import RackStateMirrors
 from mend.engine.joining.state_copying import StateCopying
@@ -35,7 +34,7 @@ class RankFactory:
         return PublishedState(len(self.layouts))
 
     def trainer(self, parts: TrainerParts) -> Trainer:
-        return EvictableTrainer(replace(parts, compares=True))
+        return Trainer(replace(parts, compares=True))
 
     def checkpoints(self, *args: Any, **options: Any) -> CheckpointWriter:
         """Takes the arguments of `CheckpointWriter`."""

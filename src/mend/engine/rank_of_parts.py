@@ -71,8 +71,10 @@ class StateOfPart(TrainingState):
 
 
 class RankOfParts:
-    """A rank that hosts several parts. It has the interface of `LiveRank`; attributes that are not
-    defined here are those of its first part. All ranks of the rack call its methods together."""
+    """A rank that hosts several parts. It has the interface of `LiveRank` that `api` uses; its
+    values are those of its first part. All ranks of the rack call its methods together."""
+
+    exchanges = True
 
     def __init__(
         self,
@@ -114,9 +116,10 @@ class RankOfParts:
             self.abort()
             raise
         self.parts.sort(key=lambda part: part.me.rank)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["parts"][0], name)
+        first = self._first
+        self.me, self.settings, self.watch = first.me, first.settings, first.watch
+        self.trainer, self.published, self.pace = first.trainer, first.published, first.pace
+        self.recorder, self.metrics = first.recorder, first.metrics
 
     @property
     def _first(self) -> LiveRank:

@@ -17,7 +17,7 @@ from mend.engine.compute.digest import digest_of_state
 from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.rank_factory import RankFactory
-from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
+from mend.engine.state.fragment_state import POLL_NS, OpenOffer, Requests, Wait
 from mend.engine.state.outcome import Outcome
 from mend.engine.state.published_state import PublishedState
 from mend.engine.trainer.trainer import Trainer
@@ -184,7 +184,11 @@ class ReplayTrainer(Trainer):
             self._check(event)
             post(event)
 
-        self._post = checked
+        def captured(offer: OpenOffer) -> None:
+            self._check(offer.captured)
+            parts.captured(offer)
+
+        self._post, self.parts = checked, replace(parts, captured=captured)
 
     @property
     def _next(self) -> Act | None:
@@ -341,7 +345,6 @@ class ReplayTrainer(Trainer):
         known, state = self.published.fragments[act.fragment], self.fragment_states[act.fragment]
         yield from self._until(lambda: act.number in known.discarded, str(act))
         self._post(Discarded(act.fragment, act.number, self.step))
-        known.discarded.clear()
         state.offer = None
 
     def _until(self, ready: Callable[[], bool], what: str) -> Requests:

@@ -35,7 +35,6 @@ from mend.coordination.machines import (
 from mend.coordination.messages import Hello, Resume, Retire
 from mend.detector import DetectorOptions
 from mend.engine.compute.numerics import Numerics, keeps_in_weights
-from mend.engine.features.eviction import EvictableTrainer
 from mend.engine.features.micro_benchmark import MicroBenchmark
 from mend.engine.joining.state_copying import StateCopying
 from mend.engine.joining.training_state import StateRoutes, TrainingState
@@ -49,6 +48,7 @@ from mend.engine.state.fragment_state import (
     tracks_of,
 )
 from mend.engine.state.published_state import PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.engine.witness import build_witness
 from mend.errors import Evicted, JobLost
@@ -314,13 +314,14 @@ class World(Writer):
         parts = TrainerParts(
             member=process.member, policy=policy, options=_step_options(scenario),
             fragment_states=fragment_states, published=published, numerics=numerics,
-            now_ns=process.now_ns, post=post, own=process.on_loop(rank.own), note=process.note,
+            now_ns=process.now_ns, post=post, captured=process.on_loop(rank.captured),
+            note=process.note,
             routes=StateRoutes(training_state, give),
             features=self._benchmark(process, published, post),
             resumed=(_progress(fragment_states), ()) if scenario.first else None,
             started_ns=process.now_ns() - scenario.restart_ns,
         )  # fmt: skip
-        trainer = EvictableTrainer(parts)
+        trainer = Trainer(parts)
         training = Training(
             process,
             rank,

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from mend.codec import CLOSING, CODECS
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import Commit, Ended, MergeMember
-from mend.coordination.events import Captured, Event
+from mend.coordination.events import Event
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointBarrier
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
-from mend.engine.features.eviction import EvictableTrainer
 from mend.engine.joining.inbox import MirrorInbox, StateInbox
 from mend.engine.state.fragment_state import (
     AgreeMin,
@@ -26,6 +25,7 @@ from mend.engine.state.fragment_state import (
     FragmentState,
     GatherSlices,
     OpenOffer,
+    Remainder,
     Request,
     Requests,
     StepOptions,
@@ -34,8 +34,11 @@ from mend.engine.state.fragment_state import (
     tracks_of,
 )
 from mend.engine.state.published_state import NewestOrders, PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import NonFinite
+from mend.events.base import LoggedEvent
+from mend.events.kinds import FragmentCaptured
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.shards import replicated
@@ -97,10 +100,10 @@ class Hand:
         parts = TrainerParts(
             member=MINE, policy=agreed, options=StepOptions(**{**usual, **own}),
             fragment_states=fragment_states, published=self.published, numerics=self.numerics,
-            now_ns=lambda: self.now_ns, post=self._post, own=self.offers.append,
-            note=lambda event: self.notes.append(pair(event)), side=side,
+            now_ns=lambda: self.now_ns, post=self.events.append, captured=self._captured,
+            note=self._note, side=side,
         )  # fmt: skip
-        self.trainer = EvictableTrainer(parts)
+        self.trainer = Trainer(parts)
         self.barrier = CheckpointBarrier(
             self.trainer,
             post=self.events.append,
@@ -114,12 +117,18 @@ class Hand:
         """Other parts of the trainer."""
         self.trainer.parts = replace(self.trainer.parts, **parts)
 
-    def _post(self, event: Event) -> None:
+    def _captured(self, offer: OpenOffer) -> None:
+        self.offers.append(offer)
+        self.events.append(offer.captured)
+
+    def _note(self, event: LoggedEvent) -> None:
+        self.notes.append(pair(event))
+        if isinstance(event, FragmentCaptured):  # the training thread has done its share
+            self.encode()
+
+    def encode(self) -> None:
         """The worker is fast: the snapshot is a delta, its payload is made, or all ranks have heard
         that there can be none."""
-        self.events.append(event)
-        if not isinstance(event, Captured):
-            return
         offer = self.offers[-1]
         if offer.landed is not None:
             offer.landed()
@@ -130,7 +139,7 @@ class Hand:
         except NonFinite:
             self.published.discard(offer.fragment, offer.seq)
         else:
-            offer.pend_N, offer.sent_N = made.pend, made.sent
+            offer.remainder.set_result(Remainder(made.pend, made.sent))
 
     # -------------------------------------------------------------- the training script
 

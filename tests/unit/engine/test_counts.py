@@ -28,7 +28,6 @@ from mend.codec import CODECS
 from mend.codec.on_device import DeviceEncoder
 from mend.config.settings import MendConfig
 from mend.config.wiring import spare_vectors
-from mend.coordination.events import Captured, Event
 from mend.engine import live_rank
 from mend.engine.compute import merge_pass as merge_pass_module
 from mend.engine.compute import offers as offers_module
@@ -297,20 +296,13 @@ def _merged(counts: Counts, momentum: float, weights: tuple[float, ...]) -> Cost
 
 
 class Training(Hand):
-    """Its worker waits for `encode`, so that what is counted is the training thread's."""
+    """Its worker waits for `applies`, so that what is counted is the training thread's."""
 
     def __init__(self, **options: Any) -> None:
-        self.captured: list[Event] = []
         super().__init__(numel=NUMEL, **options)
 
-    def _post(self, event: Event) -> None:
-        if isinstance(event, Captured):
-            self.captured.append(event)
-        else:
-            super()._post(event)
-
     def encode(self) -> None:
-        super()._post(self.captured.pop())
+        """Not yet."""
 
     def ends_step(self, counts: Counts) -> Cost:
         """What mend does in the hook of the optimizer's next step."""
@@ -324,13 +316,13 @@ class Training(Hand):
         """At the fourth step."""
         self.step(3)
         cost = self.ends_step(counts)
-        assert len(self.captured) == 1
+        assert len(self.offers) == 1
         return cost
 
     def applies(self, counts: Counts, *, named: bool) -> tuple[Cost, Cost]:
         """What the loop does when the result is there, and the training thread two steps behind the
         capture."""
-        self.encode()
+        super().encode()
         anchor = self.decide(0.5, names=named, publish=False)
         self.step(1)
         counts.clear()

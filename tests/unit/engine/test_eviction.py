@@ -10,7 +10,7 @@ import pytest
 
 from mend.consensus.records import AWAITED, EVICTED, Mitigation
 from mend.coordination.events import Captured, Leaving, Started
-from mend.engine.features.eviction import process_age_ns, startup_ns
+from mend.engine.io.process_age import process_age_ns, startup_ns
 from mend.errors import EVICTED_EXIT, Evicted
 from mend.types import SECOND
 from tests.unit.engine.hand import MINE, SHUTDOWN_NS, TOKENS, Hand

@@ -3,8 +3,11 @@ grows."""
 
 from __future__ import annotations
 
+import ast
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,3 +188,24 @@ def test_slice_that_takes_records_is_refused_after_the_first_one() -> None:
     published.on_decided(genesis())
     with pytest.raises(InvariantError, match="a slice is made after the first record"):
         published.of(CheckpointRecords)
+
+
+def test_discarded_offer_is_the_newest_one_with_its_first_reason() -> None:
+    published = PublishedState(1)
+    shown = []
+    for seq, bad in ((1, "NaN"), (1, ""), (2, ""), (1, "NaN")):
+        published.discard(0, seq, bad)
+        shown.append(published.fragments[0].discarded)
+    assert shown == [{1: "NaN"}, {1: "NaN"}, {2: ""}, {2: ""}]
+
+
+def test_published_state_and_tensor_store_are_changed_by_their_methods_alone() -> None:
+    """`published.x = y` elsewhere would be a further writer, which no method and no lock shows."""
+    written = [
+        f"{ast.unparse(node)} in {path.name}"
+        for path in (Path(__file__).parents[3] / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
+    ]
+    assert written
+    assert [each for each in written if re.match(r"[\w.]*(published|store)[.\[]", each)] == []

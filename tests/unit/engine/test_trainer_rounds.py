@@ -98,6 +98,7 @@ def test_offer_encoded_behind_the_copy_has_the_bits_of_one_encoded_later(
     grown: list[tuple[torch.Tensor, Growth]] = []
 
     def grows(offer: OpenOffer, payload_B: torch.Tensor) -> Growth:
+        assert hand.offers == [offer], "the loop begins to pull before the first byte is encoded"
         grown.append((payload_B, Growth()))
         return grown[-1][1]
 

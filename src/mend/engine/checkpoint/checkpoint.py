@@ -293,7 +293,7 @@ class RackCheckpoint:
                 OpenOffer(
                     each.fragment, each.seq, each.capture_step, each.tokens, each.steps,
                     each.tokens_total, each.steps_total, anchor, delta_N, state.residual_N,
-                    units_total=each.units_total, encoded=True,
+                    units_total=each.units_total, saved=True,
                 )
             )  # fmt: skip
         return offers

@@ -97,9 +97,9 @@ class CheckpointBarrier:
         or past the limit."""
         deadline_ns = self._now_ns() + limit_ns
         yield from self._until_all(
-            lambda: all(offer.encoded or offer.declined for offer in offers), deadline_ns, mark.name
+            lambda: all(offer.remainder.done() for offer in offers), deadline_ns, mark.name
         )
-        declined = {offer.fragment for offer in offers if offer.declined}
+        declined = {offer.fragment for offer in offers if offer.remainder.exception(0)}
         finite = [
             int(fragment not in declined) for fragment in range(len(self._trainer.fragment_states))
         ]

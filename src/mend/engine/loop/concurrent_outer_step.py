@@ -158,13 +158,14 @@ class ConcurrentOuterStep:
         """The feature of this kind; None: this rank has none."""
         return next((each for each in self._features if isinstance(each, kind)), None)
 
-    def own(self, offer: OpenOffer) -> None:
-        """Take the tensors of a capture from the training thread, before the Captured event."""
-        self.store.offers[offer.fragment, offer.seq] = offer
+    def captured(self, offer: OpenOffer) -> None:
+        """Take a capture of the training thread."""
+        self.store.put_offer(offer)
         if not self.published.finished:
             base = offer.anchor.version
             racks = self.rank_machine.expected(offer.fragment, base)
             self._pipeline.ahead.begin(offer.fragment, base, racks)
+        self.tell(offer.captured)
 
     def tick(self) -> None:
         """Give a Tick to every machine whose deadline has passed."""
@@ -185,7 +186,7 @@ class ConcurrentOuterStep:
             waiting[member.rack] = waiting.get(member.rack, 0) + size
         standing = self.store.pulls.standing(waiting)
         if standing != self.rank_machine.pulls:
-            self.published.transfers.pulled = sum(each.moved for each in standing)
+            self.published.pulled(sum(each.moved for each in standing))
             self.tell(ev.Moved(standing))
 
     def say_farewell(self) -> None:
@@ -209,7 +210,7 @@ class ConcurrentOuterStep:
         self._mismatches.met(
             found, leader.options.peers if leader and not self.published.job.begun else ()
         )
-        self.published.last_error = str(found)
+        self.published.erred(str(found))
 
     def deadline_ns(self) -> int | None:
         dues = [self._queue.deadline_ns(machine) for machine in self._machines.values()]
@@ -263,14 +264,12 @@ class ConcurrentOuterStep:
             event = StillWaiting(self._explained(event.what), event.seconds)
         self.host.note(event)
         if isinstance(event, DigestDiffers | ProtocolFault):
-            self.published.last_error = event.sentence()
+            self.published.erred(event.sentence())
 
     def _finish(self, effect: ev.Finished) -> None:
         """This rack has no seat any more. If it has not asked to leave, its training thread learns
         that at its next step."""
-        if effect.reason:
-            self.published.job.removed[self.member] = effect.reason
-        self.published.finish(self.member)
+        self.published.finish(self.member, effect.reason)
         if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
             reason = self.published.job.why_out(self.member)
             self.host.note(SeatLost(reason))

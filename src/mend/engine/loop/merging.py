@@ -88,7 +88,7 @@ class Merging:
             new, digests, cosine = result
             merged = numerics.agreement.merged()
             numerics.agreement = merged.with_cosine(cosine, len(effect.members))
-            self._store.tentative[key] = new
+            self._store.put_tentative(key, new)
             self._jobs.tell(ev.Merged(*key, new.digest, tensors=digests))
 
         def failed(error: str, bad: tuple[int, ...]) -> None:

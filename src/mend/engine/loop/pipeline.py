@@ -19,7 +19,7 @@ from mend.engine.compute.offers import Encoded
 from mend.engine.loop.jobs import Jobs
 from mend.engine.loop.pulls_ahead import Ahead, PullsAhead
 from mend.engine.loop.store import TensorStore
-from mend.engine.state.fragment_state import OpenOffer
+from mend.engine.state.fragment_state import OpenOffer, Remainder
 from mend.errors import NonFinite, format_error
 from mend.events.kinds import OfferDeclined, OfferEncoded
 from mend.types import Extent, Meter, state_key
@@ -48,15 +48,16 @@ class Pipeline:
 
         def done(made: tuple[Encoded, tuple[int, int]]) -> None:
             result, signs = made
-            offer.pend_N, offer.sent_N, offer.encoded = result.pend, result.sent, True
+            offer.remainder.set_result(Remainder(result.pend, result.sent))
             self._count(offer, numerics, result)
             store.put_payload((store.member, fragment, seq), result.payload, result.checksum)
             size = result.payload.numel() if rules.varies else 0
             tell(ev.Encoded(fragment, seq, result.checksum, "", result.norm, size, *signs))
 
         def declined(error: Exception) -> None:
-            self._published.last_error = offer.declined = reason = str(error)
-            store.host.note(OfferDeclined(fragment, seq, reason))
+            offer.remainder.set_exception(error)
+            self._published.erred(str(error))
+            store.host.note(OfferDeclined(fragment, seq, str(error)))
             tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
 
         self._jobs.run(job, done, declined, NonFinite)
@@ -66,10 +67,7 @@ class Pipeline:
         size, fp32_bytes = encoded.payload.numel(), 4 * offer.delta_N.numel()
         residual = encoded.unsent / encoded.length if 0 < encoded.length < math.inf else 0.0
         moments, exact = numerics.of_values, numerics.codec.exact
-        with self._published.changed:
-            sent = self._published.sent
-            more = sent.plus_moments(size) if moments else sent.plus(size, fp32_bytes, residual)
-            self._published.sent = more
+        self._published.offered(size, fp32_bytes, residual, moments=moments)
         if moments or not exact:
             about = (offer.fragment, offer.seq, size, fp32_bytes, residual)
             self._store.host.note(OfferEncoded(*about, moments=moments))
@@ -124,8 +122,8 @@ class Pipeline:
             elif result.digest != effect.digest:
                 error = "the donor's bits are not those of the log"
             else:
-                store.anchors[fragment, version] = result
-            self._published.fragments[fragment].copy_failed = error
+                store.put_copy(fragment, result)
+            self._published.copied(fragment, error)
             self._jobs.tell(ev.Copied(fragment, version, error=error))
 
         def done(error: Exception | None) -> None:
@@ -148,11 +146,9 @@ class Pipeline:
 
     def drop_anchor(self, effect: ev.DropAnchor) -> None:
         fragment, version, attempt = effect.fragment, effect.version, effect.attempt
-        if attempt:
-            self._store.tentative.pop((fragment, version, attempt), None)
-            return
-        self._store.free_anchor(fragment, version)
-        self._published.forget(fragment, version)
+        self._store.free_anchor(fragment, version, attempt)
+        if not attempt:
+            self._published.forget(fragment, version)
 
     def free(self, effect: ev.Free) -> None:
         self._store.free_offer((effect.member, effect.fragment, effect.seq))

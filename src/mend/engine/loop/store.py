@@ -82,7 +82,8 @@ class Attempt:
 
 
 class TensorStore:
-    """The tensors of one rank. Loop thread. `genesis`: the anchors to begin with."""
+    """The tensors of one rank. Loop thread. Others look tensors up; only the methods here put or
+    free one. `genesis`: the anchors to begin with."""
 
     def __init__(
         self,
@@ -114,10 +115,24 @@ class TensorStore:
         self.host.serve(self.anchor_key(fragment, anchor), anchor.view())
         return anchor
 
-    def free_anchor(self, fragment: int, version: int) -> None:
-        anchor = self.anchors.pop((fragment, version), None)
-        if anchor is not None:
+    def put_copy(self, fragment: int, anchor: Anchor) -> None:
+        """Keep a decided version that was copied; `publish` serves it."""
+        self.anchors[fragment, anchor.version] = anchor
+
+    def put_tentative(self, key: AttemptKey, anchor: Anchor) -> None:
+        """Keep the result of an attempt until it is published or freed."""
+        self.tentative[key] = anchor
+
+    def free_anchor(self, fragment: int, version: int, attempt: int) -> None:
+        """Free the tentative result of `attempt`; 0: a published version."""
+        if attempt:
+            self.tentative.pop((fragment, version, attempt), None)
+        elif (anchor := self.anchors.pop((fragment, version), None)) is not None:
             self.host.drop(self.anchor_key(fragment, anchor))
+
+    def put_offer(self, own: OpenOffer) -> None:
+        """Keep what was captured for an own offer until `free_offer`."""
+        self.offers[own.fragment, own.seq] = own
 
     def put_payload(self, name: OfferName, data_B: Tensor, checksum: str) -> None:
         """Keep and serve the payload (uint8 B) of an offer."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from torch import Tensor
 
 from mend.codec import CLOSING
+from mend.coordination.events import Captured
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded, Read
@@ -122,12 +124,20 @@ class StepOptions:
     """Whether this trainer counts tokens. Of the parts of one rank only the first one does."""
 
 
-@dataclass
+class Remainder(NamedTuple):
+    """What the encoding of an offer leaves: the residual once a commit names the offer (`pend_N`);
+    with feedback in the weights, the decoded payload if it is not the delta (`sent_N`)."""
+
+    pend_N: Tensor | None
+    sent_N: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OpenOffer:
     """An offer of this rank, from its capture until the log names or drops it.
 
-    `delta_N` (fp32 N) begins as the snapshot. A worker turns it into the delta. Where the GPU
-    encodes, it does so itself, and the delta and the pending residual stay on the GPU.
+    `delta_N` (fp32 N) begins as the snapshot. Who encodes the offer turns it into the delta. Where
+    that is the GPU, the delta and the pending residual stay there.
     """
 
     fragment: int
@@ -140,9 +150,6 @@ class OpenOffer:
     anchor: Anchor
     delta_N: Tensor
     residual_N: Tensor | None
-    pend_N: Tensor | None = None
-    sent_N: Tensor | None = None
-    """With feedback in the weights: the decoded payload, if it is not the delta."""
     units_total: int = 0
     """Units of data that this rank had taken by then."""
     closing: bool = False
@@ -151,12 +158,18 @@ class OpenOffer:
     """Waits for the snapshot, which may still be copied from a GPU. Call it before reading
     `delta_N`."""
     encoding: Callable[[], Encoded] | None = None
-    """Returns the offer that the GPU encodes, or that the training thread has encoded; None: a
-    worker encodes it. Raises NonFinite."""
-    encoded: bool = False
-    """Whether `delta_N` is the delta by now."""
-    declined: str = ""
-    """Why the offer was not sent; empty: it was, or will be."""
+    """Waits for the offer that the GPU or the training thread encodes; None: a worker encodes it.
+    Raises NonFinite."""
+    saved: bool = False
+    """Whether it is of a checkpoint, where `delta_N` is the delta from the beginning."""
+    remainder: Future[Remainder] = field(default_factory=Future)
+    """Set once, when the offer is encoded. Has a NonFinite if the offer is not sent."""
+
+    @property
+    def captured(self) -> Captured:
+        """The event of its capture."""
+        about = self.fragment, self.seq, self.anchor.version, self.capture_step
+        return Captured(*about, self.tokens, self.steps, self.closing, self.units_total)
 
     def encode(
         self,
@@ -165,9 +178,19 @@ class OpenOffer:
         grows: Callable[[Tensor], Growth] | None = None,
     ) -> Encoded:
         """See Numerics.encode."""
-        anchor_N = None if self.encoded or numerics.of_values else self.anchor.values
+        anchor_N = None if self.saved or numerics.of_values else self.anchor.values
         codec = CLOSING if self.closing and numerics.in_weights else self.anchor.codec
         return numerics.encode(self.delta_N, self.residual_N, anchor_N, codec, read, grows)
+
+    @property
+    def pend_N(self) -> Tensor | None:
+        """See `Remainder`."""
+        return self.remainder.result(0).pend_N
+
+    @property
+    def sent_N(self) -> Tensor | None:
+        """See `Remainder`."""
+        return self.remainder.result(0).sent_N
 
     @property
     def merged_N(self) -> Tensor:

@@ -1,8 +1,7 @@
 """The state that the loop publishes to the training thread, under one lock.
 
-Values cross the threads, and open offers, of which the loop sets each field once. The loop writes
-anchors, decided commits and discarded offers; the training thread reads them at apply points. In
-the other direction the training thread posts events.
+Values cross the threads. The loop writes anchors, decided commits and discarded offers; the
+training thread reads them at apply points. In the other direction the training thread posts events.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class PublishedFragment:
     anchors: dict[int, Anchor] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)
     discarded: dict[int, str] = field(default_factory=dict)
-    """seq -> why the log refuses to merge the offer; empty: it was too old, or this rank declined
-    it."""
+    """seq of the newest one -> why the log refuses to merge it; empty: it was too old, or this rank
+    declined it. Replaced, never changed."""
     digests: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """version -> digests of all rails, as decided; none older than the applied version."""
     decided: int = 0
@@ -96,13 +95,6 @@ class Sent:
     moment_bytes: int = 0
     """Of the payloads of moments, which are not in the others."""
 
-    def plus(self, size: int, fp32_bytes: int, residual: float) -> Sent:
-        sums = self.bytes + size, self.fp32_bytes + fp32_bytes
-        return Sent(*sums, residual, self.moment_bytes)
-
-    def plus_moments(self, size: int) -> Sent:
-        return replace(self, moment_bytes=self.moment_bytes + size)
-
 
 @dataclass(frozen=True, slots=True)
 class NewestOrders:
@@ -159,11 +151,8 @@ Slice = TypeVar("Slice", bound=PublishedSlice)
 
 
 class PublishedState:
-    """Shared by the loop (writes) and the training thread (reads, waits)."""
-
-    looks_again = False
-    """Whether to ask the other ranks of this rack: this one has all bytes, but another may lack
-    some that no rack has."""
+    """Shared by the loop (writes) and the training thread (reads, waits). Only its own methods
+    change it."""
 
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
@@ -176,6 +165,9 @@ class PublishedState:
         self.finished = False
         """Whether this rack has no seat any more."""
         self.last_error = ""
+        self.looks = 0
+        """How often to ask the other ranks of this rack: this one has all bytes, but another may
+        lack some that no rack has."""
         self.orders, self.rounds, self.sent = NewestOrders(), Rounds(), Sent()
         """Immutable values: each change replaces the whole value."""
         self.job, self.transfers = JobMembers(), Transfers()
@@ -275,6 +267,31 @@ class PublishedState:
         with self.changed:
             self.transfers.take(moving, taken, now_ns)
 
+    def pulled(self, moved: int) -> None:
+        """Take the number of bytes that this rank has pulled."""
+        with self.changed:
+            self.transfers.pulled = moved
+
+    def copied(self, fragment: int, error: str) -> None:
+        """Take the end of a pull of a decided version."""
+        with self.changed:
+            self.fragments[fragment].copy_failed = error
+
+    def offered(self, size: int, fp32_bytes: int, residual: float, *, moments: bool) -> None:
+        """Count an own offer."""
+        with self.changed:
+            sent = self.sent
+            if moments:
+                self.sent = replace(sent, moment_bytes=sent.moment_bytes + size)
+            else:
+                sums = sent.bytes + size, sent.fp32_bytes + fp32_bytes
+                self.sent = Sent(*sums, residual, sent.moment_bytes)
+
+    def erred(self, error: str) -> None:
+        """Take an error that does not stop this rank. Any thread."""
+        with self.changed:
+            self.last_error = error
+
     def arrived(self, *, of_all: bool = True) -> dict[int, int]:
         """See `Transfers.arrived`."""
         with self.changed:
@@ -282,7 +299,9 @@ class PublishedState:
 
     def discard(self, fragment: int, seq: int, bad: str = "") -> None:
         with self.changed:
-            self.fragments[fragment].discarded.setdefault(seq, bad)
+            known = self.fragments[fragment]
+            if seq > max(known.discarded, default=0):
+                known.discarded = {seq: bad}
             self.changed.notify_all()
 
     def fail(self, error: MendError | Evicted) -> None:
@@ -295,7 +314,7 @@ class PublishedState:
     def look_again(self) -> None:
         """Wake the training thread in `begin`, so that it asks the other ranks of its rack."""
         with self.changed:
-            self.looks_again = True
+            self.looks += 1
             self.changed.notify_all()
 
     def begin_to_train(self) -> None:
@@ -307,11 +326,13 @@ class PublishedState:
             if isinstance(self.failure, JobLost):
                 self.failure = None
 
-    def finish(self, member: Member | None = None) -> None:
+    def finish(self, member: Member | None = None, reason: str = "") -> None:
         """This rack has no seat any more; `member`: this life of it. The reason replaces the
         orders: no coordinator sends this rack live racks and reasons to wait from now on."""
         with self.changed:
             self.finished = True
+            if member is not None and reason:
+                self.job.removed[member] = reason
             why = (self.job.why_out(member),) if member is not None else ()
             before = self.orders
             self.orders = NewestOrders(why=why, settled=before.settled, ending=before.ending)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mend.coordination.events import Applied, Captured, StepReached, StillOpen
+from mend.coordination.events import Applied, StepReached, StillOpen
 from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.compute.anchor import Anchor
 from mend.engine.joining.training_state import Received, Refused
@@ -61,9 +61,14 @@ class Trainer(TrainerEnd):
         the script has received nothing from the job, so a rack whose job is lost can begin
         again."""
         anchors, patience = list[Anchor](), self._patience(limit_ns, stall_ns=self.options.stall_ns)
+        looked = 0
+
+        def may_look() -> bool:
+            return self.published.looks > looked or self._may_begin()
+
         while not anchors:
-            yield Wait(self._may_begin_or_look, patience.look_ns(self._now_ns()))
-            ready, self.published.looks_again = self._may_begin(), False
+            yield Wait(may_look, patience.look_ns(self._now_ns()))
+            ready, looked = self._may_begin(), self.published.looks
             failure, late = self.published.failure, patience.over(self._now_ns())
             lost, ends = isinstance(failure, JobLost), bool(failure) or late
             all_ready, none_lost, none_ends = yield from self._all_ranks(
@@ -152,10 +157,7 @@ class Trainer(TrainerEnd):
         for offer in offers:
             state = self.fragment_states[offer.fragment]
             state.offer = offer
-            self.parts.own(offer)
-            base, step = offer.anchor.version, offer.capture_step
-            counted = offer.tokens, offer.steps, offer.closing, offer.units_total
-            self._post(Captured(offer.fragment, offer.seq, base, step, *counted))
+            self.parts.captured(offer)
             if state.anchor.version > offer.anchor.version:
                 self._post(StillOpen(offer.fragment, state.anchor.version))
 
@@ -189,9 +191,6 @@ class Trainer(TrainerEnd):
         counts = (self.step, self.tokens, ledger.merged, ledger.discarded)
         missed = tuple(ledger.missed.items())
         return RankProgress(*counts, missed, fragments, self.units), offers
-
-    def _may_begin_or_look(self) -> bool:
-        return self.published.looks_again or self._may_begin()
 
     def _may_begin(self) -> bool:
         published = self.published

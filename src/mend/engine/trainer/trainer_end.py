@@ -1,5 +1,6 @@
-"""The end of a training loop: it drains, leaves the job, fills the model, and has an outcome. The
-methods are generators, as in `trainer_rounds`.
+"""The end of a training loop: it drains, leaves the job, fills the model, and has an outcome. An
+evicted rack leaves with all its work merged, or not at all. The methods are generators, as in
+`trainer_rounds`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mend.coordination.events import Idle, Leaving, StillOpen
+from mend.consensus.records import EVICTED
+from mend.coordination.events import Idle, Leaving, Started, StillOpen
 from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.state.outcome import Ended, Outcome, late_steps
 from mend.engine.state.pulls import Patience
 from mend.engine.trainer.trainer_rounds import TrainerRounds
-from mend.errors import GaveUp
-from mend.events.kinds import DrainGaveUp, EndAwaited, LeftAlone, StepsLate, WeightsKept
+from mend.errors import EVICTED_EXIT, Evicted, GaveUp, SeatLost
+from mend.events.kinds import (
+    DrainGaveUp,
+    EndAwaited,
+    EvictionFailed,
+    LeftAlone,
+    RankEvicted,
+    StepsLate,
+    WeightsKept,
+)
 from mend.types import SECOND
 
 LEAVE_NS = 5 * SECOND
@@ -83,6 +93,69 @@ class TrainerEnd(TrainerRounds):
                 if state.offer is not None and state.anchor.version > versions[fragment]:
                     self._post(StillOpen(fragment, state.anchor.version))
             yield Wait(self._news, POLL_NS)
+
+    # -------------------------------------------------------------- evicted
+
+    def work(self) -> Requests:
+        """As `TrainerRounds.work`. Raises Evicted on all ranks of an evicted rack, once its work is
+        merged and it has left; and SeatLost on those of a rack that the job goes on without."""
+        yield from super().work()
+        if self.life.lost:
+            raise self._seat_lost()
+        if self.ladder.evicted_for:
+            with self.clock.untimed():
+                yield from self._leave_evicted()
+
+    def _seat_lost(self) -> SeatLost:
+        why = self.published.job.why_out(self.member)
+        self.outcome = Outcome("seat-lost", why)
+        self._stand()
+        error = SeatLost(
+            f"{why}. The job goes on without it; {self.open_per_fragment():.10g} of its "
+            f"{self.tokens} tokens were not merged. Start it again, and it joins with the merged "
+            f"weights (mend launch does; the process ends with status {EVICTED_EXIT})"
+        )
+        self.published.fail(error)
+        return error
+
+    def _leave_evicted(self) -> Requests:
+        """Leave. Train on instead if the eviction was taken back meanwhile, or if the work cannot
+        be merged in time and would be lost."""
+        reason = self.ladder.evicted_for
+        try:
+            for _ in range(2):  # offers that are open already go first
+                self._capture_tails()
+                yield from self._drain(self._at_the_end())
+        except GaveUp as late:
+            self._stays(reason, str(late), for_good=True)
+            return
+        still, open_ = self.ladder.mitigation().stage == EVICTED, self.open_tokens()
+        stands, minus_open = yield from self._all_ranks([int(still), -open_])
+        if not stands or minus_open:
+            why = "not all its work was merged" if minus_open else "it was taken back meanwhile"
+            self._stays(reason, why, for_good=bool(minus_open))
+            return
+        yield from self._leave(self._patience(0, stall_ns=0))
+        self.outcome = Outcome("evicted", reason)
+        self._stand()
+        self._note(RankEvicted(self.step, reason))
+        error = Evicted(
+            f"rack {self.member.rack} was evicted after step {self.step}: {reason}. All "
+            "its work is merged. Start it again, and it joins with the state of another rack "
+            f"(mend launch does; the process ends with status {EVICTED_EXIT})"
+        )
+        self.published.fail(error)
+        raise error
+
+    def _stays(self, reason: str, detail: str, *, for_good: bool) -> None:
+        """Train on. `for_good`: also tell the coordinator, which takes the eviction back and does
+        not try again."""
+        self._note(EvictionFailed(self.step, reason, detail))
+        self.ladder.evicted_for, self.ladder.stays = "", for_good
+        if for_good:
+            self._post(Started(0))
+
+    # -------------------------------------------------------------- at the end of the script
 
     def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Requests:
         """Merge the tail of every fragment, leave the job, and put the anchor into the model.

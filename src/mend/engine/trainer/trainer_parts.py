@@ -37,10 +37,10 @@ class TrainerParts:
     now_ns: Callable[[], int]
     post: Callable[[Event], None]
     """Gives an event to the loop."""
-    own: Callable[[OpenOffer], None]
-    """Registers an offer's tensors with the loop."""
+    captured: Callable[[OpenOffer], None]
+    """Gives a capture to the loop, which has it encoded and offered."""
     note: Emit
-    grows: Callable[[OpenOffer, Tensor], Growth] | None = None
+    grows: Callable[[OpenOffer, Tensor], Growth] = lambda *_: Growth()
     """Serves an offer while this thread encodes it."""
     side: Side | None = None
     """Set where the model is on a GPU."""

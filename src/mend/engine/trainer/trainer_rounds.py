@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from mend.coordination.events import (
     Applied,
-    Captured,
     Discarded,
     Started,
     StepReached,
@@ -70,10 +70,6 @@ from mend.types import MS, SECOND
 
 ASLEEP_NS = 250 * MS
 """A wait that exceeds its limit by more than this shows that the process stood still."""
-
-
-def _refuse(error: NonFinite) -> Encoded:
-    raise error
 
 
 def _watches_steps(feature: TrainerFeature) -> bool:
@@ -310,23 +306,22 @@ class TrainerRounds:
         self._repair(state)
         waits = self._waits_for_result()
         found = self.model.snapshot(fragment, state, closing=closing, waits=waits)
+        encoded = Future[Encoded]()
         if state.moments is not None:
             state.moments.captured()
         state.seq += 1
         state.offer = offer = OpenOffer(
             fragment, state.seq, self.step, tokens, steps, tokens_total, steps_total, state.anchor,
             found.values_N, state.residual_N, units_total=units, closing=closing,
-            landed=found.landed, encoding=found.encoding,
+            landed=found.landed, encoding=encoded.result if found.read else found.encoding,
         )  # fmt: skip
         returns = not closing or self.ladder.evicted_for
         if state.moments is None and returns:
             self._mirror()  # before the offer: a rack that reads its commit fetches this at once
-        self.parts.own(offer)
+        self.parts.captured(offer)
         if found.read is not None:
-            offer.encoding = self._encode(offer, found.read)
-        base = state.anchor.version
-        self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing, units))
-        about = (self.step, fragment, offer.seq, base, tokens, steps)
+            self._encode(offer, found.read, encoded)
+        about = (self.step, fragment, offer.seq, state.anchor.version, tokens, steps)
         self._note(FragmentCaptured(*about, closing))
 
     def _repair(self, state: FragmentState) -> None:
@@ -347,15 +342,15 @@ class TrainerRounds:
         blocking = self.policy.overlap_steps == 0 or not self.options.overlapped
         return blocking and (self.policy.lockstep or self.stalls.left_ns > 0)
 
-    def _encode(self, offer: OpenOffer, read: Read) -> Callable[[], Encoded]:
+    def _encode(self, offer: OpenOffer, read: Read, encoded: Future[Encoded]) -> None:
         """Read the model and encode the offer, on this thread and the pool."""
-        serve = self.parts.grows
-        grows = partial(serve, offer) if serve is not None else None
+        grows = partial(self.parts.grows, offer)
         try:
-            encoded = offer.encode(self._numerics, read, grows)
-        except NonFinite as error:
-            return partial(_refuse, error)
-        return lambda: encoded
+            encoded.set_result(offer.encode(self._numerics, read, grows))
+        except BaseException as error:
+            encoded.set_exception(error)  # a worker waits
+            if not isinstance(error, NonFinite):
+                raise
 
     # -------------------------------------------------------------- apply
 
@@ -483,7 +478,7 @@ class TrainerRounds:
             anchors = {
                 p: {v: a for v, a in of.items() if v <= most.get(p, v)} for p, of in known.items()
             }
-            dead = {p: dict(self.published.fragments[p].discarded) for p in fragments}
+            dead = {p: self.published.fragments[p].discarded for p in fragments}
         values = list(flags or [])
         for fragment in fragments:
             state = self.fragment_states[fragment]
@@ -513,7 +508,6 @@ class TrainerRounds:
         self._post(Discarded(fragment, seq, self.step))
         self._note(OfferDiscarded(self.step, fragment, seq))
         self.ledger.miss("declined or too old")
-        self.published.fragments[fragment].discarded.clear()
         state.offer = None
         wrong = self.model.unsound(state)
         (sound,) = yield from self._all_ranks([int(not wrong)])
@@ -531,7 +525,7 @@ class TrainerRounds:
             "or load a checkpoint into all racks."
         )
         self._note(RackDiverged(self.step, fragment, why))
-        self.published.last_error = str(error)
+        self.published.erred(str(error))
         self.outcome = Outcome("diverged", why)
         return error
 

@@ -538,8 +538,8 @@ class RankOrders(StateMessage, frozen=True, tag=15):
     """(fragment, seq) of own offers that were declined within the rack and never announced."""
     why: Annotated[tuple[Text, ...], Meta(max_length=WHY_MAX)]
     failure: tuple[Text, Text]
-    """(kind, detail) of the error that stops this rack, so that all its ranks raise it; otherwise
-    ("", "")."""
+    """(kind, as in coordination/failures.py, detail) of the error that stops this rack, so that all
+    its ranks raise it; otherwise ("", "")."""
     finish: bool
     """Whether the rack has left, so that all its ranks may stop."""
     snapshot: Snapshot | None = None

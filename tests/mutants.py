@@ -590,8 +590,8 @@ MUTANTS = (
     Mutant(
         "closed-door: a rack joins a round whose members are fixed",
         "engine.loop.concurrent_outer_step:_opened_in",
-        "(p, version) not in gathers",
-        "gathers is not None",
+        "(p, version) not in proposals",
+        "proposals is not None",
         ("tests/unit/engine/test_concurrent_outer_step.py",),
     ),
     Mutant(

@@ -730,7 +730,7 @@ class Coordinator:
             last=log.last,
             decided=log.decided,
             offers=tuple(self.offers[key] for key in sorted(self.offers)),
-            gathers=tuple(g for r in rounds if (g := r.gather(versions[r.fragment]))),
+            proposals=tuple(g for r in rounds if (g := r.proposal(versions[r.fragment]))),
             settled=settled,
             live=live,
             missing=missing,

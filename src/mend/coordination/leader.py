@@ -455,7 +455,7 @@ class Leader:
             self.made = None
             return self._rank_orders(totals)
         read = (
-            orders.offers, orders.gathers, orders.settled, orders.live, orders.slow, orders.why,
+            orders.offers, orders.proposals, orders.settled, orders.live, orders.slow, orders.why,
             orders.donors, orders.copies, aggregate.declined, totals, self.failure, self.left(),
             self.lost,
         )  # fmt: skip
@@ -471,7 +471,7 @@ class Leader:
             prev=0,
             records=(),
             offers=orders.offers if orders else (),
-            gathers=orders.gathers if orders else (),
+            proposals=orders.proposals if orders else (),
             totals=totals,
             settled=orders.settled if orders else (),
             live=orders.live if orders and not self.silent else (),

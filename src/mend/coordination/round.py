@@ -201,7 +201,7 @@ class Round:
         self.phase, self.count, self.faults, self.unsharded = Phase.IDLE, 0, [], ""
         self.members, self.absent = (), ()
 
-    def gather(self, version: int) -> MergeProposal | None:
+    def proposal(self, version: int) -> MergeProposal | None:
         if self.phase is not Phase.GATHER:
             return None
         return MergeProposal(
@@ -311,8 +311,8 @@ class Round:
         return None
 
     def _without_removed(self, inputs: RoundInputs, now_ns: int) -> None:
-        """End the offers of a removed or restarted member, also in a gathering round: a commit may
-        not name them any more."""
+        """End the offers of a removed or restarted member, also after the proposal: a commit must
+        not name them."""
         open_ = {_id(offer) for offer in inputs.offers}
         if self.phase is not Phase.GATHER or all(_id(offer) in open_ for offer in self.members):
             return

@@ -194,8 +194,8 @@ def _data(log: LogState) -> DataSeen | None:
 def _rounds(known: Knowledge, reasons: Mapping[int, str]) -> list[RoundSeen]:
     """The rounds in flight, ascending by fragment."""
     offers = known.orders.offers if known.orders is not None else ()
-    gathers = known.orders.gathers if known.orders is not None else ()
-    merging = {g.fragment: tuple(offer.member.rack for offer in g.members) for g in gathers}
+    proposals = known.orders.proposals if known.orders is not None else ()
+    merging = {g.fragment: tuple(offer.member.rack for offer in g.members) for g in proposals}
     offered: dict[int, list[int]] = {}
     for offer in offers:
         offered.setdefault(offer.fragment, []).append(offer.member.rack)

@@ -232,7 +232,7 @@ def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
                 for holder, since_ns in facts.holders.items()
                 if holder != rack
             ]
-    for count, (at_ns, _, racks) in enumerate(made.gathers, start=1):
+    for count, (at_ns, _, racks) in enumerate(made.proposals, start=1):
         again = f" (attempt {count})" if count > 1 else ""
         events.append((at_ns, f"closes: merge {_racks(racks)}{again}"))
     events += [

@@ -72,7 +72,7 @@ class RoundFacts:
     """(time, rack that opened it)."""
     whys: list[tuple[int, Reason]] = field(default_factory=list)
     """(time, why it did not go on), whenever that changed."""
-    gathers: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    proposals: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """(time, attempt, racks)."""
     held: dict[int, int] = field(default_factory=dict)
     declined: dict[int, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class RoundFacts:
     @property
     def closed_ns(self) -> int | None:
         """Time at which its members were fixed for the last time."""
-        return self.gathers[-1][0] if self.gathers else self.written_ns
+        return self.proposals[-1][0] if self.proposals else self.written_ns
 
 
 @dataclass(eq=False)
@@ -280,11 +280,11 @@ class _CoordinatorReader:
     def _orders(self, orders: Orders, at_ns: int) -> None:
         story = self._story
         _records(story, orders.prev, orders.records, at_ns)
-        for gather in orders.gathers:
-            made = story.round(gather.fragment, gather.version)
-            if all(attempt != gather.attempt for _, attempt, _ in made.gathers):
-                racks = tuple(offer.member.rack for offer in gather.members)
-                made.gathers.append((at_ns, gather.attempt, racks))
+        for proposal in orders.proposals:
+            made = story.round(proposal.fragment, proposal.version)
+            if all(attempt != proposal.attempt for _, attempt, _ in made.proposals):
+                racks = tuple(offer.member.rack for offer in proposal.members)
+                made.proposals.append((at_ns, proposal.attempt, racks))
         if orders.live != self._live:
             self._live = orders.live
             story.live.append((at_ns, orders.live))

@@ -332,8 +332,8 @@ def test_members_are_fixed_once_it_gathers() -> None:
     round_, _ = gathering(offer(0), offer(1))
     late = inputs(offer(0, applied=1), offer(1), offer(2))
     assert round_.advance(late, SECOND) is None
-    gather = round_.gather(0)
-    assert gather.members == (offer(0), offer(1))
+    proposal = round_.proposal(0)
+    assert proposal.members == (offer(0), offer(1))
 
 
 def test_a_result_of_another_attempt_does_not_count() -> None:
@@ -460,7 +460,7 @@ def test_a_member_that_is_removed_takes_its_offer_out_of_a_round_that_gathers() 
     without = replace(both, offers=(mine,), arrived=(mine,))
     said = held(0, 1, 2, attempt=round_.attempt)
     assert round_.advance(replace(without, held=said), MS) is None
-    again = round_.gather(0)
+    again = round_.proposal(0)
     assert again.members == (mine,)
     commit = round_.advance(replace(without, held=held(0, 1, 2, attempt=again.attempt)), 2 * MS)
     assert isinstance(commit, Commit)
@@ -477,14 +477,14 @@ def test_racks_that_train_and_are_not_in_are_absent_and_stay_so_for_the_attempt(
     round_, seen = new_round(), replace(inputs(offer(1)), works=TRAINS, coming=frozenset(TRAINS))
     round_.advance(seen, 0)
     round_.advance(seen, GRACE_NS)
-    gather = round_.gather(0)
-    assert gather.absent == (TRAINS[0], TRAINS[2])
+    proposal = round_.proposal(0)
+    assert proposal.absent == (TRAINS[0], TRAINS[2])
     later = replace(seen, works={}, live=frozenset({1}))
     round_.advance(later, GRACE_NS + SECOND)
-    assert round_.gather(0) == gather
+    assert round_.proposal(0) == proposal
     made = round_.advance(replace(later, held=held(0, 1, 2)), GRACE_NS + 2 * SECOND)
     assert isinstance(made, Commit)
-    assert made.absent == gather.absent
+    assert made.absent == proposal.absent
     round_.on_decided(GRACE_NS + 3 * SECOND)
     assert round_.absent == ()
 
@@ -558,9 +558,9 @@ def sliced(
 
 
 def told(round_: Round) -> tuple[int, bool, tuple[int, ...], list[int]]:
-    gather = round_.gather(0)
-    racks = [each.member.rack for each in gather.members]
-    return gather.attempt, gather.sharded, gather.merged, racks
+    proposal = round_.proposal(0)
+    racks = [each.member.rack for each in proposal.members]
+    return proposal.attempt, proposal.sharded, proposal.merged, racks
 
 
 def test_a_sharded_round_says_who_has_merged_how_many_of_its_slices() -> None:

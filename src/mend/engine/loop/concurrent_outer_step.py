@@ -344,8 +344,8 @@ def _opened_in(orders: RankOrders) -> dict[int, int]:
     opened: dict[int, int] = {}
     for offer in orders.offers:
         opened[offer.fragment] = max(offer.applied, opened.get(offer.fragment, 0))
-    gathers = {(gather.fragment, gather.version - 1) for gather in orders.gathers}
-    return {p: version for p, version in opened.items() if (p, version) not in gathers}
+    proposals = {(proposal.fragment, proposal.version - 1) for proposal in orders.proposals}
+    return {p: version for p, version in opened.items() if (p, version) not in proposals}
 
 
 def _event_of(commit: Commit, live: int, outer: _Outer | None) -> RoundCommitted:

@@ -179,9 +179,9 @@ def _spans(rank: RankFacts) -> dict[str, tuple[int | None, int | None] | None]:
 
 def _grace(made: RoundFacts) -> tuple[int, int] | None:
     """Return the span from enough offers to the close of the round; None: nobody was missing."""
-    if not made.gathers:
+    if not made.proposals:
         return None
-    closed_ns = made.gathers[0][0]
+    closed_ns = made.proposals[0][0]
     for at_ns, why in made.whys:
         if why.open_for and at_ns <= closed_ns:
             return at_ns, closed_ns

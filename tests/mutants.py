@@ -104,8 +104,9 @@ MUTANTS = (
     Mutant(
         "arrival-order: members in another order than ascending racks",
         "coordination.round:Round._start_attempt",
-        "self.phase, self.members, self.absent = (Phase.GATHER, members, _absent(inputs, members))",
-        "self.phase, self.members = (Phase.GATHER, members[::-1])\n"
+        "self.phase, self.members, self.absent = "
+        "(Phase.PROPOSED, members, _absent(inputs, members))",
+        "self.phase, self.members = (Phase.PROPOSED, members[::-1])\n"
         "self.absent = _absent(inputs, members)",
     ),
     Mutant(
@@ -541,8 +542,8 @@ MUTANTS = (
     Mutant(
         "lockstep-eviction: silence costs the seat in lockstep too",
         "coordination.coordinator:Coordinator._try_roster",
-        "0 if policy.lockstep else policy.evict_ns",
-        "policy.evict_ns",
+        "0 if policy.lockstep else policy.seat_timeout_ns",
+        "policy.seat_timeout_ns",
         ("tests/unit/coordination/test_takeover.py",),
     ),
     Mutant(

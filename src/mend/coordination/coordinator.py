@@ -658,7 +658,7 @@ class Coordinator:
             live=live,
             offers=self.offers.keys(),
             joining=self.admission.joining,
-            evict_ns=0 if policy.lockstep else policy.evict_ns,
+            seat_timeout_ns=0 if policy.lockstep else policy.seat_timeout_ns,
             now_ns=now_ns,
             detect_ns=detect_ns,
             demotes=not policy.lockstep,

@@ -23,12 +23,12 @@ from mend.engine.state.training_progress import TrainingProgress
 from mend.status.messages import (
     SHOWN_MAX,
     DataSeen,
-    Doings,
     JobStatus,
     RackSeen,
     RankSeen,
     RefusedRack,
     RoundSeen,
+    TrainingSeen,
     short,
 )
 from mend.status.server import Note, Recent
@@ -99,7 +99,7 @@ def view_of_rank(
         follows=leader.follower.coordinator,
         policy=log.committed.policy or leader.hello.policy,
         why=(*leader.why(), *map(Reason, training.published.look().transfers.sentences())),
-        doings=_doings(leader, training, now_ns),
+        training=_training_seen(leader, training, now_ns),
         retired=coordinator.retired() if coordinator is not None else (),
     )
 
@@ -139,7 +139,7 @@ def _view(
     policy: Policy | None,
     why: Sequence[Reason],
     configured: int = 0,
-    doings: Doings | None = None,
+    training: TrainingSeen | None = None,
     retired: tuple[int, ...] = (),
 ) -> JobStatus:
     log, orders, hosts = known.log, known.orders, known.hosts
@@ -174,7 +174,7 @@ def _view(
         rounds=tuple(rounds[:SHOWN_MAX]),
         why=tuple(map(short, general[:WHY_MAX])),
         refused=tuple(refused[:WHY_MAX]),
-        doings=doings,
+        training=training,
         retired=retired,
         slow=orders.slow if orders is not None else (),
         evicted=tuple(log.away),
@@ -293,13 +293,13 @@ def note_of(pace: TrainingProgress, traffic: Callable[[], tuple[int, int]], now_
     return Note(now_ns, step, tokens, step_end_ns, stall_ns, *traffic())
 
 
-def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
+def _training_seen(leader: Leader, training: Training, now_ns: int) -> TrainingSeen:
     then, now = training.recent.span()
     age_ns = max(0, wall_ns() - now.step_end_ns)
     newest = leader.reports.newest
     shown = [_rank(rank, report, leader, now_ns) for rank, report in sorted(newest.items())]
     recorded = list(training.pace.recorded.items())[:RECORDED_MAX]
-    return Doings(
+    return TrainingSeen(
         ranks=training.ranks,
         shown=tuple(shown[:SHOWN_MAX]),
         step=now.step,

@@ -253,9 +253,9 @@ class ReplayTrainer(Trainer):
                 raise self.published.failure
             if self.published.rounds.count != commits:
                 commits, since_ns = self.published.rounds.count, self._now_ns()
-            if self._now_ns() - since_ns > self.options.give_up_ns:
+            if self._now_ns() - since_ns > self.options.wait_timeout_ns:
                 raise GaveUp(
-                    f"replay: {self._title} waited {self.options.give_up_ns / SECOND:g} s "
+                    f"replay: {self._title} waited {self.options.wait_timeout_ns / SECOND:g} s "
                     f"(wait_timeout_s) for the state of rack {copied.rack} at step {copied.step}"
                 )
             yield Wait(lambda: files.has(copied, self._rank), POLL_NS)
@@ -346,7 +346,7 @@ class ReplayTrainer(Trainer):
 
     def _until(self, ready: Callable[[], bool], what: str) -> Requests:
         """Wait for `ready`, at most wait_timeout_s after the last decided round. Raises GaveUp."""
-        published, limit_ns = self.published, self.options.give_up_ns
+        published, limit_ns = self.published, self.options.wait_timeout_ns
         while True:
             commits = published.rounds.count
             waited: bool = yield Wait(

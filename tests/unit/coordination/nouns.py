@@ -61,7 +61,7 @@ def policy(racks: int = 2, ranks: int = 1, fragments: int = 1, **changes: Any) -
     fields: dict[str, Any] = {
         "merge_min_racks": 1, "grace_ns": 10 * SECOND, "lockstep": False, "staleness_max_rounds": 2,
         "period_steps": 8, "overlap_steps": 2, "overlap_ramp": 0, "stall_max_ns": SECOND,
-        "evict_ns": 0, "restart_attests": True,
+        "seat_timeout_ns": 0, "restart_attests": True,
     }  # fmt: skip
     return Policy(racks=racks, ranks=ranks, fragments=fragments, **{**fields, **changes})
 

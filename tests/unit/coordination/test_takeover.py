@@ -496,7 +496,7 @@ def test_a_witness_is_done_when_the_job_is() -> None:
 
 
 def evicting(*, accepting: bool = True, **policy: Any) -> Cabinet:
-    settings = replace(BEGIN.policy, evict_ns=30 * SECOND, **policy)
+    settings = replace(BEGIN.policy, seat_timeout_ns=30 * SECOND, **policy)
     cabinet = Cabinet(records=[replace(BEGIN, policy=settings)])
     cabinet.accepting = accepting
     cabinet.takes_over()

@@ -724,7 +724,7 @@ def test_weights_that_a_rack_mate_finds_to_be_no_numbers_end_all_ranks() -> None
 
 
 def test_a_close_in_lockstep_waits_as_long_as_lockstep_does() -> None:
-    hand = Hand(lockstep=True, give_up_ns=4 * SHUTDOWN_NS)
+    hand = Hand(lockstep=True, wait_timeout_ns=4 * SHUTDOWN_NS)
     started_ns = hand.now_ns
     hand.step(3)
     hand.run(hand.trainer.close())

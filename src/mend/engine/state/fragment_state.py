@@ -76,8 +76,8 @@ def agree(ranks: int, values: list[int]) -> Generator[Any, Any, list[int]]:
 class Resumable(Generic[T]):
     """A generator of the trainer that may be interrupted in a wait and run on later."""
 
-    def __init__(self, doing: Generator[Request, Any, T]) -> None:
-        self._doing = doing
+    def __init__(self, requests: Generator[Request, Any, T]) -> None:
+        self._requests = requests
         self._request: Request | None = None
         self._ended = False
 
@@ -93,18 +93,18 @@ class Resumable(Generic[T]):
             reply = answer(self._request) if self._request is not None else None
             self._ended = True  # until it yields a further request
             try:
-                self._request = self._doing.send(reply)
+                self._request = self._requests.send(reply)
             except StopIteration as end:
                 value: T = end.value
                 return value
             self._ended = False
 
 
-def drive(doing: Generator[Request, Any, T], answer: Callable[[Request], object]) -> T:
+def drive(requests: Generator[Request, Any, T], answer: Callable[[Request], object]) -> T:
     """Run a generator to its end on this thread and return its value. Close it on an exception of
     `answer`."""
-    with contextlib.closing(doing):
-        return Resumable(doing).run(answer)
+    with contextlib.closing(requests):
+        return Resumable(requests).run(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class StepOptions:
     overlapped: bool
     apply_mode: ApplyMode
     blend_alpha: float
-    give_up_ns: int
+    wait_timeout_ns: int
     shutdown_ns: int
     stall_ns: int
     """A wait for bytes that is past its limit ends once none has arrived for this long."""

@@ -53,7 +53,9 @@ class TrainerEnd(TrainerRounds):
         return self.published.job.begun and not founds
 
     def _at_the_end(self) -> Patience:
-        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
+        limit_ns = (
+            self.options.wait_timeout_ns if self.policy.lockstep else self.options.shutdown_ns
+        )
         return self._patience(limit_ns, stall_ns=self.options.stall_ns)
 
     def _drain(self, patience: Patience) -> Requests:

@@ -405,7 +405,7 @@ class TrainerRounds:
 
     def _await_results(self, fragments: tuple[int, ...]) -> Requests:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
-        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.stalls.left_ns
+        limit_ns = self.options.wait_timeout_ns if self.policy.lockstep else self.stalls.left_ns
         waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
@@ -423,7 +423,7 @@ class TrainerRounds:
         if self.policy.lockstep and not ready:
             raise self.published.failure or GaveUp(
                 f"step {self.step}: no decision on fragment {waiting[0]} within wait_timeout_s="
-                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()}): if "
+                f"{self.options.wait_timeout_ns / SECOND:g} s in lockstep ({self.why()}): if "
                 "a rack is lost, restart all racks, with resume= from a checkpoint; otherwise "
                 "raise wait_timeout_s"
             )

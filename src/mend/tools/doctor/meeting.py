@@ -351,7 +351,7 @@ def _seen(config: MendConfig, result: MeetingResult, watch: Watch, rack: int) ->
 
 def _recorded(watch: Watch, address: str) -> dict[str, float]:
     view = watch.looks.views.get(address)
-    return dict(view.doings.recorded) if view is not None and view.doings is not None else {}
+    return dict(view.training.recorded) if view is not None and view.training is not None else {}
 
 
 def _answered(config: MendConfig, watch: Watch) -> bool:

@@ -205,7 +205,7 @@ Bits = dict[tuple[int, int], tuple[str, ...]]
 """(rack, rank) -> the digests of a round in its file, in the order in which they were written."""
 
 
-class Gathering:
+class FactCollector:
     """Takes the events of all files in the order of time; `facts` is their result.
 
     Several jobs may have written into one folder: a `start` under another name begins anew, also

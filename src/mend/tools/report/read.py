@@ -17,7 +17,7 @@ from mend.events.lines import Timed, decode_line
 from mend.files import open_regular
 from mend.status.event_log import FOLLOWER
 from mend.status.events_file import BYTES_MAX, older_of
-from mend.tools.report.facts import Gathering, RunFacts, clean
+from mend.tools.report.facts import FactCollector, RunFacts, clean
 from mend.types import WITNESS
 
 FILES_MAX = 256
@@ -94,7 +94,7 @@ def read_run(folder: Path) -> RunFacts:
             found[int(named[2]), int(named[1])] = path
     chosen = sorted(found.items())[:FILES_MAX]
     trained = [(rack, rank) for (rank, rack), _ in chosen if rack != WITNESS]
-    gathering = Gathering(trained)
+    collector = FactCollector(trained)
     damages = {path: Damage() for _, path in chosen}
     streams = [_halves(path, (rack, rank), damages[path]) for (rank, rack), path in chosen]
     if (followed := folder / FOLLOWER).exists():
@@ -102,10 +102,10 @@ def read_run(folder: Path) -> RunFacts:
         streams.append(_halves(followed, OF_FOLLOWER, damages[followed]))
     for who, timed in heapq.merge(*streams, key=lambda line: line[1].time_ns):
         if who == OF_FOLLOWER:
-            gathering.take_followed(timed)
+            collector.take_followed(timed)
         else:
-            gathering.take(*who, timed)
-    facts = gathering.finish()
+            collector.take(*who, timed)
+    facts = collector.finish()
     facts.events = sum(each.events for each in damages.values())
     facts.notes += _notes(damages, len(found) - len(chosen), facts.earlier_jobs)
     return facts

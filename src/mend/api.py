@@ -37,7 +37,7 @@ from mend.engine.live_rank import LiveRank, group_of
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.rank_of_parts import RankOfParts
 from mend.engine.state.fragment_state import RankPosition
-from mend.engine.state.outcome import Ended, Outcome, refuse_clean_exit
+from mend.engine.state.outcome import Outcome, RankEnd, refuse_clean_exit
 from mend.engine.trainer.trainer import Trainer
 from mend.errors import (
     CheckpointError,
@@ -240,7 +240,7 @@ def session(
     if status.outcome == "diverged":
         raise Diverged(status.outcome_detail)
     how = (status.outcome, status.outcome_detail, status.step, status.tokens, status.ledger.merged)
-    ended = Ended(status.rack, status.rank, *how)
+    ended = RankEnd(status.rack, status.rank, *how)
     if not ended.good:
         raise NotMerged(
             f"rack {status.rack} ended {ended}. Save this model before you start the rack again"

@@ -45,7 +45,7 @@ from mend.coordination.messages import (
 )
 from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
-from mend.coordination.sums import Phase
+from mend.coordination.sums import SumPhase
 from mend.coordination.validation import rank_orders_misfit
 from mend.events.kinds import DigestDiffers, FetchFailed, RackExpelled, VersionsUndone
 from mend.types import SECOND, Address, Member, Peer
@@ -635,7 +635,7 @@ class RankMachine:
         if self.options.sums and len(names) > 1:
             step = replica.sums.towards(merge)
         if step is None:  # the other ranks of this rack lag behind, or will never get there
-            return replica.sums.phase is not Phase.NEVER
+            return replica.sums.phase is not SumPhase.NEVER
         replica.merging = (wanted.version, attempt)
         effects.append(step)
         return True

@@ -50,7 +50,7 @@ class Stage(Enum):
 
 
 @dataclass
-class Pull:
+class SlicePull:
     """Sequential pulls of another rack's slices: `here` have arrived, and one may be in flight."""
 
     here: int = 0
@@ -77,7 +77,7 @@ class Slices:
     """Position of this rack among the members; -1: it is not a member."""
     done: int = 0
     """Number of own slices that are merged."""
-    pulls: dict[tuple[int, int], Pull] = field(default_factory=dict)
+    pulls: dict[tuple[int, int], SlicePull] = field(default_factory=dict)
     """(rack, seq): the own slices of a member's payload; (rack, 0): the merged slices of an
     owner."""
     kept: dict[Attempt, int] = field(default_factory=dict)
@@ -97,8 +97,8 @@ class Slices:
         self.stage = Stage.MERGED if self.mine < 0 else Stage.PULLING
         for offer in proposal.members:
             if self.mine >= 0 and offer.member != me:
-                self.pulls[offer.member.rack, offer.seq] = Pull()
-            self.pulls[offer.member.rack, 0] = Pull()
+                self.pulls[offer.member.rack, offer.seq] = SlicePull()
+            self.pulls[offer.member.rack, 0] = SlicePull()
         return freed
 
     def news(self, proposal: MergeProposal) -> bool:

@@ -25,7 +25,7 @@ from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.threads import OWN, DaemonExecutor, from_outside
 from mend.engine.hooks.step_hooks import FREED
 from mend.engine.io.rack import RackGroup
-from mend.engine.joining.training_state import LikeFirst, Received, TrainingState
+from mend.engine.joining.training_state import LikeFirst, ReceivedState, TrainingState
 from mend.engine.live_rank import LiveRank
 from mend.engine.part_group import Broken, Meeting, PartGroup
 from mend.engine.rank_config import Settings
@@ -60,7 +60,7 @@ class StateOfPart(TrainingState):
     def digest(self, step: int) -> LikeFirst:
         return self._first().digest(step)
 
-    def load(self, copied: Received) -> None:
+    def load(self, copied: ReceivedState) -> None:
         """Do nothing: the first part loads it."""
 
     def begins_fresh(self, reason: str) -> None:

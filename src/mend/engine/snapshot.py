@@ -31,7 +31,7 @@ from mend.status.messages import (
     TrainingSeen,
     short,
 )
-from mend.status.server import Note, Recent
+from mend.status.server import CounterSample, Recent
 from mend.status.status import data_rows
 from mend.status.wall_clock import wall_ns
 from mend.types import MS, VERSION, Member, Peer, life_of
@@ -288,9 +288,11 @@ def _report(known: Knowledge, member: Member) -> Report | None:
 # ------------------------------------------------------------------ the rack's own training
 
 
-def note_of(pace: TrainingProgress, traffic: Callable[[], tuple[int, int]], now_ns: int) -> Note:
+def note_of(
+    pace: TrainingProgress, traffic: Callable[[], tuple[int, int]], now_ns: int
+) -> CounterSample:
     step, tokens, step_end_ns, stall_ns = pace.latest
-    return Note(now_ns, step, tokens, step_end_ns, stall_ns, *traffic())
+    return CounterSample(now_ns, step, tokens, step_end_ns, stall_ns, *traffic())
 
 
 def _training_seen(leader: Leader, training: Training, now_ns: int) -> TrainingSeen:
@@ -323,7 +325,7 @@ def _training_seen(leader: Leader, training: Training, now_ns: int) -> TrainingS
     )
 
 
-def _step_time_ns(then: Note, now: Note, age_ns: int) -> int:
+def _step_time_ns(then: CounterSample, now: CounterSample, age_ns: int) -> int:
     """Time in ns between the ends of the two steps; up to this moment where the next step is
     overdue, so that a rack that stands still does not go on showing its last speed."""
     steps, took_ns = now.step - then.step, max(0, now.step_end_ns - then.step_end_ns)

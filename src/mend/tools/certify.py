@@ -20,7 +20,7 @@ from mend.determinism.comparison import ROW_DIGITS, Run, compare, steps_of_all
 from mend.errors import ConfigError, UsageError
 from mend.tools.certificate import document_of, private_key, public_key, verified
 from mend.tools.repro import DIFFERENT, EQUAL, HASH_SEEDS, INTERRUPTED, say
-from mend.tools.repro_runs import Asked, Extent, Setting, Stopped, recorded
+from mend.tools.repro_runs import Asked, RunExtent, RunSetting, Stopped, recorded
 
 LIMIT_S = 120.0
 LIMIT_TIMES = 20
@@ -55,7 +55,7 @@ class Cut:
     """One way to run the script."""
 
     name: str
-    setting: Setting
+    setting: RunSetting
     ranks: int = 1
     microbatches: int = 1
     is_repeat: bool = False
@@ -107,31 +107,33 @@ def verify(path: Path, key: Path | None, as_json: bool) -> int:
 def cuts_of(wanted: Wanted) -> list[Cut]:
     """Every cut that is made, without the first run, which is not cut."""
     whole, other = HASH_SEEDS
-    cuts = [Cut("repeated", Setting("repeated", wanted.processes, hash_seed=other), is_repeat=True)]
+    cuts = [
+        Cut("repeated", RunSetting("repeated", wanted.processes, hash_seed=other), is_repeat=True)
+    ]
     for count in wanted.microbatches:
         arguments = (wanted.option, str(count))
-        setting = Setting(f"microbatches-{count}", wanted.processes, arguments, hash_seed=whole)
+        setting = RunSetting(f"microbatches-{count}", wanted.processes, arguments, hash_seed=whole)
         cuts.append(Cut(f"{count} microbatches", setting, microbatches=count))
     for count in wanted.ranks:
-        setting = Setting(f"ranks-{count}", count, hash_seed=whole)
+        setting = RunSetting(f"ranks-{count}", count, hash_seed=whole)
         cuts.append(Cut(f"{count} ranks", setting, ranks=count))
     return cuts
 
 
 def content_of(wanted: Wanted, folder: Path) -> dict[str, Any]:
     """Run all cuts, and return the content of the certificate."""
-    uncut = Setting("uncut", wanted.processes, hash_seed=HASH_SEEDS[0])
+    uncut = RunSetting("uncut", wanted.processes, hash_seed=HASH_SEEDS[0])
     cuts = cuts_of(wanted)
     asked = Asked(wanted.command, (uncut, uncut), wanted.steps)
     of = f"of {1 + len(cuts)})"
     began_s = time.monotonic()
-    phase = Extent(wanted.steps, rows=True, phase=f"(1 {of}")
+    phase = RunExtent(wanted.steps, rows=True, phase=f"(1 {of}")
     base = recorded(asked, uncut, folder, phase, say)
     limit_s = LIMIT_S + LIMIT_TIMES * (time.monotonic() - began_s)
     rows: list[dict[str, Any]] = [_row(Cut("uncut", uncut), base, "uncut", "")]
     for number, cut in enumerate(cuts, 2):
         made = steps_of_all(base)
-        extent = Extent(
+        extent = RunExtent(
             wanted.steps, made=made, rows=True, limit_s=limit_s, phase=f"({number} {of}"
         )
         try:

@@ -14,7 +14,7 @@ from mend.coordination.events import Discarded, Event, Leaving
 from mend.coordination.machines import Machines, ProcessSpec, machines_of
 from mend.engine.checkpoint.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
 from mend.engine.compute.digest import digest_of_state
-from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.joining.training_state import Mirror, Mirrored, ReceivedState, TrainingState
 from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.rank_factory import RankFactory
 from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
@@ -210,7 +210,7 @@ class ReplayTrainer(Trainer):
         self._go_on_from(copied)
         self._stand()
 
-    def _load_copied(self) -> Generator[Any, Any, Received | None]:
+    def _load_copied(self) -> Generator[Any, Any, ReceivedState | None]:
         state, copied = self.states.state, self._copies
         if state is None:
             return None
@@ -220,7 +220,7 @@ class ReplayTrainer(Trainer):
             return None
         yield from self._await_state(self._states, copied)
         data_B, then = self._states.read(copied, self._rank), copied.digests[self._rank]
-        received = Received(copied.rack, copied.step, then, data_B)
+        received = ReceivedState(copied.rack, copied.step, then, data_B)
         state.load(received)
         return received
 

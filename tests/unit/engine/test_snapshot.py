@@ -22,7 +22,7 @@ from mend.status.messages import (
     decode_view,
     encode_view,
 )
-from mend.status.server import Note, Recent
+from mend.status.server import CounterSample, Recent
 from mend.status.wall_clock import wall_ns
 from mend.types import SECOND, WITNESS, life_of
 from tests.unit.coordination.job import Job
@@ -50,7 +50,7 @@ class Shown:
         self.published = PublishedState(1)
         self.missed = 0
 
-    def _note(self) -> Note:
+    def _note(self) -> CounterSample:
         return note_of(self.pace, lambda: self.traffic, self.rack.now_ns)
 
     def stepped(self, step: int, tokens: int, age_s: float, stall_ns: int = 0) -> None:

@@ -43,7 +43,7 @@ def value_of(kind: Any) -> Any:
 
 @kinds
 def test_line_of_every_kind_comes_back_as_it_was(made: type[LoggedEvent]) -> None:
-    timed = Timed(1 << 60, example(made))
+    timed = TimedEvent(1 << 60, example(made))
     line = encode_line(timed)
     assert line.startswith(b'{"kind":"%s","time_ns":1152921504606846976' % kind_of(made).encode())
     assert line.endswith(b"}\n")

@@ -16,7 +16,7 @@ from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorSpec, LeaderSpec, ProcessSpec, RankSpec
 from mend.engine.compute.digest import digest_of_state
-from mend.engine.joining.training_state import Received, TrainingState
+from mend.engine.joining.training_state import ReceivedState, TrainingState
 from mend.errors import GaveUp, MendError, ReplayDiffers, TapeError
 from mend.types import Peer
 from mend_lab.replay.comparison import (
@@ -107,13 +107,13 @@ class TwinState:
     """What a script trains with beside the weights, as the trainer sees it."""
 
     def __init__(self) -> None:
-        self.loaded: list[Received] = []
+        self.loaded: list[ReceivedState] = []
         self.fresh: list[str] = []
 
     def take(self, step: int, **_: object) -> Tensor:
         return STATE.clone() if step == 6 else torch.zeros(3, dtype=torch.uint8)
 
-    def load(self, found: Received) -> None:
+    def load(self, found: ReceivedState) -> None:
         self.loaded.append(found)
 
     def begins_fresh(self, reason: str) -> None:

@@ -43,12 +43,12 @@ from mend.events.kinds import (
     DroppedOffer,
     JobBegunAgain,
     MergedShare,
+    OwnSeatLost,
     ProtocolFault,
     RackBack,
     RackSilent,
     RoundCommitted,
     RoundsShort,
-    SeatLost,
     SnapshotRead,
     StillWaiting,
 )
@@ -267,7 +267,7 @@ class ConcurrentOuterStep:
         self.published.finish(self.member)
         if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
             reason = self.published.job.why_out(self.member)
-            self.host.note(SeatLost(reason))
+            self.host.note(OwnSeatLost(reason))
 
     def _fail(self, kind: str, detail: str) -> None:
         if kind == JOB_LOST:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mend.codec import CLOSING
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
-from mend.engine.compute.offers import Encoded, Read
+from mend.engine.compute.offers import EncodedOffer, Read
 from mend.fragment.apply import ApplyMode
 from mend.fragment.device import Landed
 from mend.fragment.model_plan import ModelPlan, PlannedFragment
@@ -150,7 +150,7 @@ class OpenOffer:
     landed: Landed | None = None
     """Waits for the snapshot, which may still be copied from a GPU. Call it before reading
     `delta_N`."""
-    encoding: Callable[[], Encoded] | None = None
+    encoding: Callable[[], EncodedOffer] | None = None
     """Returns the offer that the GPU encodes, or that the training thread has encoded; None: a
     worker encodes it. Raises NonFinite."""
     encoded: bool = False
@@ -163,7 +163,7 @@ class OpenOffer:
         numerics: Numerics,
         read: Read | None = None,
         grows: Callable[[Tensor], Growth] | None = None,
-    ) -> Encoded:
+    ) -> EncodedOffer:
         """See Numerics.encode."""
         anchor_N = None if self.encoded or numerics.of_values else self.anchor.values
         codec = CLOSING if self.closing and numerics.in_weights else self.anchor.codec

@@ -32,7 +32,7 @@ from mend.coordination.events import (
 )
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.compute.anchor import Anchor
-from mend.engine.compute.offers import Encoded, Read
+from mend.engine.compute.offers import EncodedOffer, Read
 from mend.engine.joining.state_exchange import StateExchange
 from mend.engine.state.fragment_state import (
     FragmentState,
@@ -52,7 +52,7 @@ from mend.engine.state.published_state import OfferFate
 from mend.engine.state.stall_budget import StallBudget
 from mend.engine.state.step_clock import StepClock
 from mend.engine.state.trainer_feature import TrainerFeature
-from mend.engine.trainer.ladder import Ladder
+from mend.engine.trainer.ladder import RackLadder
 from mend.engine.trainer.model_access import ModelAccess
 from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import Diverged, GaveUp, NonFinite, require
@@ -72,7 +72,7 @@ ASLEEP_NS = 250 * MS
 """A wait that exceeds its limit by more than this shows that the process stood still."""
 
 
-def _refuse(error: NonFinite) -> Encoded:
+def _refuse(error: NonFinite) -> EncodedOffer:
     raise error
 
 
@@ -102,7 +102,7 @@ class TrainerRounds:
             now_ns=parts.now_ns, post=parts.post, note=parts.note,
         )  # fmt: skip
         self.life = Life(parts.now_ns() if parts.started_ns is None else parts.started_ns)
-        self.ladder = Ladder(
+        self.ladder = RackLadder(
             parts.member.rack, published, self.life, post=parts.post, note=parts.note
         )
         self.features = (self.states, self.ladder, *parts.features)
@@ -347,7 +347,7 @@ class TrainerRounds:
         blocking = self.policy.overlap_steps == 0 or not self.options.overlapped
         return blocking and (self.policy.lockstep or self.stalls.left_ns > 0)
 
-    def _encode(self, offer: OpenOffer, read: Read) -> Callable[[], Encoded]:
+    def _encode(self, offer: OpenOffer, read: Read) -> Callable[[], EncodedOffer]:
         """Read the model and encode the offer, on this thread and the pool."""
         serve = self.parts.grows
         grows = partial(serve, offer) if serve is not None else None

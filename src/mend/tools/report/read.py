@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from mend.errors import ConfigError, EventError
 from mend.events.kinds import EventsCut
-from mend.events.lines import Timed, decode_line
+from mend.events.lines import TimedEvent, decode_line
 from mend.files import open_regular
 from mend.status.event_log import FOLLOWER
 from mend.status.events_file import BYTES_MAX, older_of
@@ -27,7 +27,7 @@ _NAME = re.compile(r"events-rack(\d{1,5})-rank(\d{1,6})\.jsonl")
 
 OF_FOLLOWER = (-1, -1)
 
-Line = tuple[tuple[int, int], Timed]
+Line = tuple[tuple[int, int], TimedEvent]
 """(rank, event)."""
 
 

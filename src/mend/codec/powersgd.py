@@ -295,7 +295,7 @@ class LowRankAt:
         scales, levels, raw_N = self._cut(payload_B, base % 2)
         units = [float(scale) for scale in scales.tolist()]
         if any(math.frexp(unit)[0] not in (0.0, 0.5) for unit in units if math.isfinite(unit)):
-            raise WireError(f"a payload of {self.name} whose units are no powers of two")
+            raise WireError(f"a payload of {self.name} whose units are not powers of two")
         factors = [each.double().mul_(unit) for each, unit in zip(levels, units, strict=True)]
         made = PayloadContent(base, factors, raw_N)
         self._read[key] = made

@@ -222,7 +222,7 @@ class Round:
         return None
 
     def _stall_ns(self) -> int:
-        """At least twice the measured time, because a slow link or a slow merge is no stall."""
+        """At least twice the measured time, because a slow link or a slow merge is not a stall."""
         twice_ns = 2 * min(self.took_ns, default=0)
         return max(ATTEMPT_STALL_NS, min(twice_ns, ATTEMPT_STALL_NS_MAX))
 

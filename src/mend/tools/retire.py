@@ -28,7 +28,7 @@ INTERRUPTED = 130
 
 
 def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> int:
-    """Returns the exit status. Raises ConfigError for what is no address."""
+    """Returns the exit status. Raises ConfigError for what is not an address."""
     with watching(Wanted(addresses, job, ASK_S, True, False, FIRST_S)) as watch:
         try:
             return _retire(rack, watch, wait_s)

@@ -67,5 +67,5 @@ def test_every_word_is_explained_and_the_good_ones_are_words() -> None:
 
 
 def test_word_of_a_file_that_is_no_outcome_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="'fine' is no outcome"):
+    with pytest.raises(ValueError, match="'fine' is not an outcome"):
         Outcome("fine")

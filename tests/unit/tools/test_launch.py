@@ -315,7 +315,7 @@ def test_a_job_that_cannot_start_cannot_be_made(wrong: dict[str, object], field:
         (["no/such.py"], "SCRIPT='no/such.py': there is no such file"),
         (["/"], "SCRIPT='/': is a folder without __main__.py"),
         (["--log-dir", "/dev/null/logs", __file__], "--log-dir='/dev/null/logs': cannot be made"),
-        (["--env", "MEND_FOO=1", __file__], "MEND_FOO='1': is no setting of mend"),
+        (["--env", "MEND_FOO=1", __file__], "MEND_FOO='1': is not a setting of mend"),
         (["--env", "MEND_FRAGMENTS=four", __file__], "fragments='four': needs"),
         (["--env", "MEND_CONFIG=/no/such", __file__], "MEND_CONFIG='/no/such': cannot be read"),
         (["--env", "MEND_KEY_FILE=/no/such", __file__], "key_file='/no/such': cannot be read"),

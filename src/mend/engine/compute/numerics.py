@@ -409,4 +409,4 @@ def _check_weights(runs: Sequence[tuple[int, Weights]], payloads: int, numel: in
         right = payloads == len(weights) > 0
         ensure(right, "not one weight per payload", payloads=payloads, weights=weights)
         for weight in weights:
-            ensure(fp32(weight) == weight, "a weight that is no float32", weight=weight)
+            ensure(fp32(weight) == weight, "a weight that is not a float32", weight=weight)

@@ -56,7 +56,7 @@ class Outcome:
 
     def __post_init__(self) -> None:
         if self.word not in WORDS:  # it may be from a file
-            raise ValueError(f"{self.word!r} is no outcome")
+            raise ValueError(f"{self.word!r} is not an outcome")
 
     @property
     def good(self) -> bool:

@@ -38,7 +38,7 @@ class Damage:
     torn: bool = False
     """The last line has no end: the process was killed, or still writes."""
     lines: int = 0
-    """Lines that are no event of this version of mend."""
+    """Lines that are not events of this version of mend."""
     why: str = ""
     """Of the first of them."""
     cut: bool = False
@@ -56,12 +56,12 @@ def runs_in(folder: Path) -> list[tuple[str, Path]]:
         "Give the diagnostics_dir of a job (MEND_DIAGNOSTICS_DIR), or a folder of such folders."
     )
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
+        what = "is not a folder" if folder.exists() else "does not exist"
         raise ConfigError("RUN_DIR", str(folder), what, remedy)
     try:
         paths = [path for path in folder.rglob("events-*.jsonl") if _NAME.fullmatch(path.name)]
         if not all(path.is_file() for path in paths):
-            raise ConfigError("RUN_DIR", str(folder), "its events are no files", remedy)
+            raise ConfigError("RUN_DIR", str(folder), "its events are not files", remedy)
     except OSError as error:
         raise ConfigError("RUN_DIR", str(folder), f"cannot be read ({error})", remedy) from error
     parents = sorted({path.parent for path in paths}, key=lambda path: _first_ns(path))
@@ -165,7 +165,7 @@ def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
 
 
 def _count(file: BinaryIO, data: bytes, damage: Damage, error: EventError) -> None:
-    """Count a line that is no event. The rest of one that is too long is skipped."""
+    """Count a line that is not an event. The rest of one that is too long is skipped."""
     if len(data) < LINE_BYTES_MAX and not data.endswith(b"\n"):
         damage.torn = True
         return

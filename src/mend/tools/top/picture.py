@@ -30,8 +30,8 @@ SILENCES = {
     "closed": "no connection: no process listens there, this machine does not know the name of the "
     "host, or a firewall is in between",
     "hung-up": "the process that listens there hangs up at once: it has another key than the one "
-    "of MEND_KEY_FILE, or is no sideband of mend",
-    "open": "the process that listens there is no sideband of mend",
+    "of MEND_KEY_FILE, or is not a sideband of mend",
+    "open": "the process that listens there is not a sideband of mend",
     "locked": "it is a sideband of a job with another key, or with one where MEND_KEY_FILE is not "
     "set",
 }

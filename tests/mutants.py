@@ -290,8 +290,8 @@ MUTANTS = (
     Mutant(
         "other-sums: a total of another attempt, or another version, is merged with",
         "coordination.sums:Sums.take_total",
-        "self.of == (total.version, total.attempt) and self.phase is Phase.REPORTED",
-        "self.phase is Phase.REPORTED",
+        "self.of == (total.version, total.attempt) and self.phase is SumPhase.REPORTED",
+        "self.phase is SumPhase.REPORTED",
         ("tests/unit/coordination/test_sums.py",),
     ),
     Mutant(

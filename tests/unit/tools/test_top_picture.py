@@ -141,7 +141,7 @@ def test_when_nobody_answers_any_more_the_last_picture_stays() -> None:
     ("way", "job", "said"),
     [
         ("closed", "", "no process listens there"),
-        ("open", "", "no sideband of mend"),
+        ("open", "", "not a sideband of mend"),
         ("speaks", "", "observe=false"),
         ("speaks", "run8", "not of job 'run8'"),
     ],

@@ -129,7 +129,8 @@ class World:
             racks=o.racks, ranks=o.ranks, fragments=o.fragments,
             merge_min_racks=o.racks // 2 + 1,
             grace_ns=-1, lockstep=False, staleness_max_rounds=4, period_steps=o.period,
-            overlap_steps=8, overlap_ramp=0, stall_max_ns=SECOND, evict_ns=0, restart_attests=True,
+            overlap_steps=8, overlap_ramp=0, stall_max_ns=SECOND, seat_timeout_ns=0,
+            restart_attests=True,
         )  # fmt: skip
         lanes = tuple(Address(f"rack{number}", 20_000 + rank) for rank in range(o.ranks))
         seat = Seat(member, f"tcp://rack{number}:17000", lanes)

@@ -15,6 +15,7 @@ DOOR = "mend"
 LAB = "mend_lab"
 
 _PLAIN = frozenset({"errors", "types"})
+_NAMES = frozenset({"registry"})
 _FILES = frozenset({"files"})
 _NUMERIC = frozenset({"fragment", "codec", "merge", "outer"})
 _DECIDING = frozenset({"consensus", "coordination", "detector", "events"})
@@ -27,6 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "types": frozenset({"errors"}),
     "files": frozenset(),
+    "registry": frozenset({"errors"}),
     "detector": _PLAIN,
     "consensus": _PLAIN,
     "events": _PLAIN | {"detector"},
@@ -36,13 +38,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hardware": _PLAIN | _FILES | {"events"},
     "kernels": frozenset(),
     "fragment": _PLAIN,
-    "codec": _PLAIN | {"kernels"},
-    "merge": _PLAIN,
-    "outer": _PLAIN,
+    "codec": _PLAIN | _NAMES | {"kernels"},
+    "merge": _PLAIN | _NAMES,
+    "outer": _PLAIN | _NAMES,
     "determinism": _PLAIN | {"kernels"},
     "transport": _PLAIN,
     "engine": _BELOW_ENGINE | {"kernels"},
-    "config": _BELOW_ENGINE | {"engine"},
+    "config": _BELOW_ENGINE | _NAMES | {"engine"},
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
     "integrations": _PLAIN | {"api", "config", "following", "status", "transport"},

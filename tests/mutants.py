@@ -104,8 +104,9 @@ MUTANTS = (
     Mutant(
         "arrival-order: members in another order than ascending racks",
         "coordination.round:Round._start_attempt",
-        "self.phase, self.members, self.absent = (Phase.GATHER, members, _absent(inputs, members))",
-        "self.phase, self.members = (Phase.GATHER, members[::-1])\n"
+        "self.phase, self.members, self.absent = "
+        "(Phase.PROPOSED, members, _absent(inputs, members))",
+        "self.phase, self.members = (Phase.PROPOSED, members[::-1])\n"
         "self.absent = _absent(inputs, members)",
     ),
     Mutant(
@@ -289,8 +290,8 @@ MUTANTS = (
     Mutant(
         "other-sums: a total of another attempt, or another version, is merged with",
         "coordination.sums:Sums.take_total",
-        "self.of == (total.version, total.attempt) and self.phase is Phase.REPORTED",
-        "self.phase is Phase.REPORTED",
+        "self.of == (total.version, total.attempt) and self.phase is SumPhase.REPORTED",
+        "self.phase is SumPhase.REPORTED",
         ("tests/unit/coordination/test_sums.py",),
     ),
     Mutant(
@@ -541,8 +542,8 @@ MUTANTS = (
     Mutant(
         "lockstep-eviction: silence costs the seat in lockstep too",
         "coordination.coordinator:Coordinator._try_roster",
-        "0 if policy.lockstep else policy.evict_ns",
-        "policy.evict_ns",
+        "0 if policy.lockstep else policy.seat_timeout_ns",
+        "policy.seat_timeout_ns",
         ("tests/unit/coordination/test_takeover.py",),
     ),
     Mutant(
@@ -590,8 +591,8 @@ MUTANTS = (
     Mutant(
         "closed-door: a rack joins a round whose members are fixed",
         "engine.loop.concurrent_outer_step:_opened_in",
-        "(p, version) not in gathers",
-        "gathers is not None",
+        "(p, version) not in proposals",
+        "proposals is not None",
         ("tests/unit/engine/test_concurrent_outer_step.py",),
     ),
     Mutant(

@@ -37,7 +37,7 @@ from mend.engine.live_rank import LiveRank, group_of
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.rank_of_parts import RankOfParts
 from mend.engine.state.fragment_state import RankPosition
-from mend.engine.state.outcome import Ended, Outcome, refuse_clean_exit
+from mend.engine.state.outcome import Outcome, RankEnd, refuse_clean_exit
 from mend.engine.trainer.trainer import Trainer
 from mend.errors import (
     CheckpointError,
@@ -240,7 +240,7 @@ def session(
     if status.outcome == "diverged":
         raise Diverged(status.outcome_detail)
     how = (status.outcome, status.outcome_detail, status.step, status.tokens, status.ledger.merged)
-    ended = Ended(status.rack, status.rank, *how)
+    ended = RankEnd(status.rack, status.rank, *how)
     if not ended.good:
         raise NotMerged(
             f"rack {status.rack} ended {ended}. Save this model before you start the rack again"
@@ -297,7 +297,7 @@ class Runtime:
     def count_rows(self, rows: int) -> None:
         """Rows that the current step takes from the ledger on this rank; call it before
         optimizer.step(). Several calls add up. Raises UsageError without a ledger, for a value
-        that is no whole number, and at a step for which no rows, or more than the sampler gave,
+        that is not a whole number, and at a step for which no rows, or more than the sampler gave,
         were counted.
         """
         self._steps.count_rows(rows)
@@ -574,7 +574,7 @@ class Runtime:
     def schedule_for(self, step: int) -> StepPlan:
         """What the schedule captures after `step` (counted from 1; after 0 nothing). Without
         lockstep a rack captures sooner where it joins a round that another has opened. Raises
-        UsageError for what is no whole number, and below 0."""
+        UsageError for what is not a whole number, and below 0."""
         whole("schedule_for", step, 0, "steps are counted from 1, and nothing is due after 0")
         schedule = self._trainer.calendar.schedule
         due, weights = schedule.captures(step), schedule.fragments

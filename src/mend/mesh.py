@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from mend.config.topology import RACKS, RANKS_PER_RACK, read_hints
 from mend.engine.io.rack import RackGroup
 from mend.errors import ConfigError
-from mend.hardware.cpu_affinity import Machine, bus_id_of, host
+from mend.hardware.cpu_affinity import HostTopology, bus_id_of, host
 from mend.hardware.nccl_topology import announce, read_dump
 
 MEET_S = 300.0
@@ -156,7 +156,7 @@ def _place(ranks_per_rack: int | None, inner: Mapping[str, int] | None, device: 
         if ranks_per_rack is not None:
             _refuse_unless_whole("ranks_per_rack", ranks_per_rack)
         hints = read_hints()
-        machine = Machine()
+        machine = HostTopology()
         size = ranks_per_rack if ranks_per_rack is not None else hints.ranks_per_rack
         argument = "ranks_per_rack" if ranks_per_rack is not None else RANKS_PER_RACK
         island = ""

@@ -142,7 +142,7 @@ def _used(config: MendConfig) -> None:
 def _class_of(error: ConfigError) -> str:
     assert str(error).startswith(f"{error.field}="), error
     assert error.remedy, error
-    if "is no setting" in error.rule:
+    if "is not a setting" in error.rule:
         return "a name that no setting has"
     if "cannot be read as TOML" in error.rule:
         return "no TOML"

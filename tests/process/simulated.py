@@ -22,7 +22,7 @@ from tests.planting import Edit, planted
 from tests.process.train import told
 
 
-def config_of(scenario: Scenario, stall_ns: int, evict_ns: int) -> dict[str, Any]:
+def config_of(scenario: Scenario, stall_ns: int, seat_timeout_ns: int) -> dict[str, Any]:
     """The settings of a scenario in lockstep, as a user gives them."""
     return {
         "lockstep": scenario.lockstep, "fragments": scenario.fragments,
@@ -31,7 +31,7 @@ def config_of(scenario: Scenario, stall_ns: int, evict_ns: int) -> dict[str, Any
         "apply_mode": scenario.apply_mode, "codec": scenario.payload,
         "outer_lr": 0.7 if scenario.momentum else 1.0,
         "outer_optimizer_momentum": scenario.momentum, "outer_ramp_rounds": scenario.ramp,
-        "stall_max_s": stall_ns / SECOND, "seat_timeout_s": evict_ns / SECOND,
+        "stall_max_s": stall_ns / SECOND, "seat_timeout_s": seat_timeout_ns / SECOND,
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from mend.trace.format import Packer, file_begin, record_of
 from mend.trace.reader import read_tape
 from mend.types import Peer
 from mend_lab.sim.scenario import calm
-from mend_lab.sim.world import EVICT_NS, STALL_NS
+from mend_lab.sim.world import SEAT_TIMEOUT_NS, STALL_NS
 from tests.planting import Edit, planted
 from tests.process.conftest import Jobs
 from tests.process.histories import TapedAgreement
@@ -54,7 +54,7 @@ BUGS = {
 @pytest.mark.parametrize("name", BUGS)
 def test_bug_of_a_real_process_fails_the_teardown_of_its_test(name: str, jobs: Jobs) -> None:
     job, bug, scenario = jobs(racks=3), BUGS[name], calm(**JOB)
-    config = config_of(scenario, STALL_NS, EVICT_NS)
+    config = config_of(scenario, STALL_NS, SEAT_TIMEOUT_NS)
     options = {"scenario": JOB, "config": config, "bugs": [bug.edit]}
     for rack in range(3):
         job.start(rack, script="tests.process.simulated", **options)

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from mend.tools.keys_command import create
-from mend.tools.launch import UNMERGED_EXIT, Job, Outcome, launch
+from mend.tools.launch import UNMERGED_EXIT, Job, LaunchResult, launch
 from mend.tools.processes import TOKEN, orphans
 from tests.process.racks import LIMIT_S, Nursery
 
@@ -96,7 +96,7 @@ class Launcher:
         return True
 
 
-def launched(job: Job) -> tuple[Outcome, list[str]]:
+def launched(job: Job) -> tuple[LaunchResult, list[str]]:
     """To its end, in this process; and each line that it said, with who said it."""
     said: list[str] = []
     return launch(job, lambda who, line: said.append(f"[{who}] {line}")), said

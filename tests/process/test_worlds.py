@@ -13,7 +13,7 @@ from mend.trace.reader import read_tape
 from mend_lab.replay.script import recite
 from mend_lab.sim import World
 from mend_lab.sim.scenario import calm
-from mend_lab.sim.world import EVICT_NS, STALL_NS
+from mend_lab.sim.world import SEAT_TIMEOUT_NS, STALL_NS
 from tests.process.conftest import Jobs
 from tests.process.simulated import config_of
 
@@ -67,7 +67,7 @@ def test_simulated_and_real_job_in_lockstep_decide_equal_records(name: str, jobs
     assert report.problems == []
 
     job = jobs(racks=scenario.racks)
-    config = config_of(scenario, STALL_NS, EVICT_NS)
+    config = config_of(scenario, STALL_NS, SEAT_TIMEOUT_NS)
     job.run(script="tests.process.simulated", scenario=fields, config=config)
     tape = read_tape(job.events_folder / "tape-rack0-rank0.mend")
     recorded = recite(tape.header, tape.whole, tape.entries()).records

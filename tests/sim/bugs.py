@@ -123,7 +123,8 @@ BUGS = (
         ("coordination.round:Round._start_attempt",
          "self.sharded, self.merged = (may and (not self.unsharded), ())",
          "self.sharded = may and (not self.unsharded)"),
-        ("coordination.slices:Slices.begin", "of[0] >= gather.version", "of[0] > gather.version"),
+        ("coordination.slices:Slices.begin",
+         "of[0] >= proposal.version", "of[0] > proposal.version"),
         # Else the owner has merged its slices anew by then, in all but a rare race.
         ("coordination.slices:Slices._lacks_payloads", "2 * sum(missing) > len(missing)", "False"),
     ),
@@ -206,7 +207,7 @@ BUGS = (
         ("coordination.rank:RankMachine._on",
          "effects += self.replicas[p].on_merged(event, now_ns)",
          "effects += self.replicas[p].on_merged(event, now_ns)\n"
-         "for o in self.replicas[p].gather.members if self.replicas[p].tentative else ():\n"
+         "for o in self.replicas[p].proposal.members if self.replicas[p].tentative else ():\n"
          "    self._free(o.member, p, o.seq, effects)"),
     ),
     _bug(
@@ -584,7 +585,7 @@ NOT_HERE = {
     "newest ballot; the nearest are 21 and 21b.",
     "25, the own vote alone": "an acceptor that hears its own coordinator promises nothing, so a "
     "leader's own vote is never given to another; 25 takes that rule away as well.",
-    "26, an old commit whose bytes are gone comes back": "a gather travels in the same orders as "
+    "26, an old commit whose bytes are gone comes back": "a proposal travels in the same orders as "
     "the Ballot record, so that a rack which frees an older result for it has accepted the ballot. "
     "What 26 breaks here is the coordinator itself; `pytest tests/sim/test_explore.py` and "
     "`python -m tests.mutants early-rounds` show the rule alone.",

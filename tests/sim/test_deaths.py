@@ -91,7 +91,7 @@ def test_racks_that_die_one_after_the_other_leave_one_that_goes_on(first: int) -
 def two_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> World:
     """Three racks and a witness, of which rack 0 votes alone. The others are back, and have read
     so, when it dies and is started again."""
-    monkeypatch.setattr("mend_lab.sim.world.EVICT_NS", 60 * SECOND)
+    monkeypatch.setattr("mend_lab.sim.world.SEAT_TIMEOUT_NS", 60 * SECOND)
     world = World(seed=3, racks=3, witness=True, **{**JOB, "steps": 320})
     world.partition(2, at=0.5, until=12.2).partition(1, at=9.2, until=12.0)
     return world.restart(0, at=13.0, until=13.4)

@@ -13,7 +13,7 @@ from mend_lab.sim import World
 from mend_lab.sim.generate import draw
 from mend_lab.sim.scenario import Fault, Scenario, calm
 from mend_lab.sim.scripted_faults import scripted, together, with_slow_rack
-from mend_lab.sim.world import EVICT_NS
+from mend_lab.sim.world import SEAT_TIMEOUT_NS
 from tests.noted import pairs
 from tests.sim.bugs import NAMED, planted
 from tests.sim.runs import assert_replays
@@ -193,7 +193,7 @@ def test_an_evicted_rack_that_nobody_starts_again_is_lost_and_another_is_evicted
     (_, evicted_ns), (given_up, lost_ns) = noted
     assert given_up == ("retired" if retired else "evicted-rack-lost")
     if not retired:
-        assert EVICT_NS <= lost_ns - evicted_ns <= EVICT_NS + 2 * SECOND
+        assert SEAT_TIMEOUT_NS <= lost_ns - evicted_ns <= SEAT_TIMEOUT_NS + 2 * SECOND
     rosters = [r for r in world.checkers.agreement.records if isinstance(r, Roster)]
     assert [r.retired for r in rosters if r.retired] == [(SLOW,)] * retired
     assert_replays(world)

@@ -27,7 +27,7 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("24", 2, "I1: Peer(rack=65535, rank=0) decided record 2 (Commit)"),
     ("24b", 4, "I4: version 1 of fragment 0 was decided"),
     ("28", 1, "I1: Peer(rack=0, rank=0) begins anew without Peer(rack=1, rank=0), which lives"),
-    ("31", 51, "I8: Peer(rack=0, rank=0) trains on an anchor that is no numbers"),
+    ("31", 51, "I8: Peer(rack=0, rank=0) trains on an anchor that is not numbers"),
     ("31b", 261, "I4: rack 0 rank 0 left alone"),
     ("32", 15, "I1: Peer(rack=1, rank=0) acts on a snapshot that is not of its records"),
     ("32b", 742, "I2: Peer(rack=1, rank=0): the log names 79 tokens"),

@@ -18,14 +18,16 @@ from mend.codec.raw import RawBfloat16, RawFloat32
 from mend.codec.sparse import Sparse
 from mend.codec.topk import TopK
 from mend.errors import ConfigError
+from mend.registry import Registry
 
-CODECS: dict[str, Callable[[], Codec]] = {
-    codec.name: codec for codec in (RawFloat32, RawBfloat16, Int8, Int4, E3M0, TopK, Sparse)
-}
+CODECS: Registry[Callable[[], Codec]] = Registry(
+    "codec",
+    {codec.name: codec for codec in (RawFloat32, RawBfloat16, Int8, Int4, E3M0, TopK, Sparse)},
+)
 
-LAYOUT_CODECS: dict[str, Callable[[], LayoutCodec]] = {
-    f"powersgd-{rank}": partial(PowerSGD, rank) for rank in range(1, RANK_MAX + 1)
-}
+LAYOUT_CODECS: Registry[Callable[[], LayoutCodec]] = Registry(
+    "codec", {f"powersgd-{rank}": partial(PowerSGD, rank) for rank in range(1, RANK_MAX + 1)}
+)
 """Codecs that need to know the tensors, or have a state."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
@@ -37,8 +39,8 @@ def is_codec(name: str) -> bool:
 
 
 def codec_named(name: str) -> Codec | LayoutCodec:
-    """A new codec. Raises KeyError for a name that is not registered."""
-    return CODECS[name]() if name in CODECS else LAYOUT_CODECS[name]()
+    """A new codec. Raises ConfigError for a name that is not registered."""
+    return LAYOUT_CODECS[name]() if name in LAYOUT_CODECS else CODECS[name]()
 
 
 def cut_numel(codec: Codec | LayoutCodec) -> int:
@@ -51,17 +53,12 @@ def cut_numel(codec: Codec | LayoutCodec) -> int:
 
 def register(name: str, make: Callable[[], Codec] | Callable[[], LayoutCodec]) -> None:
     """Register a codec for the setting `codec`, in this process. Every rack must do so, under the
-    same name, before its MendConfig is built. Raises ConfigError if the name is malformed or
-    taken."""
+    same name, before its MendConfig is built. Raises ConfigError if the name is malformed, taken
+    or not the codec's own, if `make` needs arguments, or if the codec's feedback is not one."""
     if not _NAME.fullmatch(name):
         rule = "must be a lower-case letter and up to 31 letters, digits, - and _"
         raise ConfigError("codec", name, rule, "Choose another name.")
-    if is_codec(name) and make not in (CODECS.get(name), LAYOUT_CODECS.get(name)):
-        raise ConfigError("codec", name, "is registered already", "Choose another name.")
-    made = make()
-    if made.name != name:
-        rule = f"makes a codec whose name is {made.name!r}"
-        raise ConfigError("codec", name, rule, "Register it under the name that it has.")
+    made = LAYOUT_CODECS.tried(name, make) if name in LAYOUT_CODECS else CODECS.tried(name, make)
     feedback = getattr(made, "feedback", None)
     if feedback not in get_args(Feedback):
         rule = f"makes a codec whose feedback is {feedback!r}, none of {get_args(Feedback)}"

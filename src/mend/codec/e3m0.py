@@ -55,7 +55,7 @@ class E3M0(BlockCodec):
 
     @staticmethod
     def _powers(code: Tensor, out: Tensor) -> None:
-        """2^(L - 127) with its sign, made as the bits of a bfloat16; a level 0 is no subnormal but
-        a zero."""
+        """2^(L - 127) with its sign, made as the bits of a bfloat16; level 0 is zero, not a
+        subnormal."""
         sign = (code & 8) << 12
         out.copy_((code.bitwise_and_(7) << 7).bitwise_or_(sign).view(torch.bfloat16))

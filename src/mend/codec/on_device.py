@@ -28,7 +28,7 @@ _ALIGNED = 16
 """The second part of a parcel begins at a multiple of this number of bytes."""
 
 
-class Offered(NamedTuple):
+class ParcelContent(NamedTuple):
     """Content of a parcel. norm: the greatest magnitude in x. unsent, length: the lengths of what
     was left out and of x. bad: index of the first of ROW_NUMEL elements one of which is NaN or not
     below the limit; None: there is none."""
@@ -63,7 +63,7 @@ class DeviceEncoder:
             self._kernel(delta_N, anchor_N, residual_N, left_N, payload_B, found_4G)
         return left_N, parcel_B
 
-    def read(self, parcel_B: Tensor, numel: int, limit: float) -> Offered:
+    def read(self, parcel_B: Tensor, numel: int, limit: float) -> ParcelContent:
         """Read a parcel on the host."""
         payload_B, found_4G = self._opened(parcel_B, numel)
         peaks_G = torch.maximum(found_4G[0], found_4G[1])  # NaN if one of them is
@@ -71,7 +71,7 @@ class DeviceEncoder:
         unsent, length = (math.sqrt(math.fsum(row.tolist())) for row in found_4G[2:])
         norm = float(found_4G[0].max()) if numel else 0.0
         bad = int(wrong[0]) * ROW_NUMEL if len(wrong) else None
-        return Offered(payload_B, norm, unsent, length, bad)
+        return ParcelContent(payload_B, norm, unsent, length, bad)
 
     def compile(self, device: torch.device) -> None:
         """Compile for this GPU now instead of in the first round. Raises ConfigError if that

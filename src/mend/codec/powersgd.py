@@ -193,7 +193,7 @@ class LowRank:
         return [mine[begin:end].view(self.rank, -1) for begin, end in pairwise(cuts)]
 
 
-class Offered(NamedTuple):
+class PayloadContent(NamedTuple):
     """Content of a payload. factors: per matrix float64 (r, k)."""
 
     base: int
@@ -217,7 +217,7 @@ class LowRankAt:
         self._begins = [begin for begin, _, _ in self._places]
         self._raw_begins = list(accumulate((each.numel for each in part.raws), initial=0))
         self._bases: dict[int, list[Tensor]] = {}
-        self._read: dict[tuple[int, int], Offered] = {}
+        self._read: dict[tuple[int, int], PayloadContent] = {}
 
     def payload_bytes(self, numel: int) -> int:
         return self._part.payload_bytes
@@ -274,7 +274,7 @@ class LowRankAt:
             at += 1
         return out
 
-    def read(self, payload_B: Tensor) -> Offered:
+    def read(self, payload_B: Tensor) -> PayloadContent:
         """Raises WireError for a payload that does not belong to this part or to a known base."""
         key = (payload_B.data_ptr(), payload_B.numel())  # of memory that `raw_N` keeps
         if (known := self._read.get(key)) is not None:
@@ -295,13 +295,15 @@ class LowRankAt:
         scales, levels, raw_N = self._cut(payload_B, base % 2)
         units = [float(scale) for scale in scales.tolist()]
         if any(math.frexp(unit)[0] not in (0.0, 0.5) for unit in units if math.isfinite(unit)):
-            raise WireError(f"a payload of {self.name} whose units are no powers of two")
+            raise WireError(f"a payload of {self.name} whose units are not powers of two")
         factors = [each.double().mul_(unit) for each, unit in zip(levels, units, strict=True)]
-        made = Offered(base, factors, raw_N)
+        made = PayloadContent(base, factors, raw_N)
         self._read[key] = made
         return made
 
-    def _decode(self, found: Offered, number: int, first: int, last: int, out: Tensor) -> None:
+    def _decode(
+        self, found: PayloadContent, number: int, first: int, last: int, out: Tensor
+    ) -> None:
         """Elements [first, last) of a matrix."""
         each, side = self._part.matrices[number], found.base % 2
         factor_rk, device = found.factors[number], out.device

@@ -59,7 +59,8 @@ class Sparse:
     def check(self, payload_B: Tensor, numel: int) -> None:
         found, counts_K, ends = _table(payload_B)
         if found != numel or ends[-1] != payload_B.numel():
-            raise WireError(f"{payload_B.numel()} bytes are no sparse payload of {numel} elements")
+            what = f"{payload_B.numel()} bytes are not a sparse payload of {numel} elements"
+            raise WireError(what)
         data = payload_B.numpy()
         for number in counts_K.nonzero()[0]:
             size = min(BLOCK, numel - int(number) * BLOCK)
@@ -114,7 +115,7 @@ def _table(payload_B: Tensor) -> tuple[int, np.ndarray, np.ndarray]:
     numel = int(data[:_HEAD].copy().view("<u8")[0]) if data.size >= _HEAD else -1
     blocks = -(-numel // BLOCK)
     if numel < 0 or data.size < _HEAD + 4 * blocks:
-        raise WireError(f"{data.size} bytes are no sparse payload")
+        raise WireError(f"{data.size} bytes are not a sparse payload")
     counts_K = data[_HEAD : _HEAD + 4 * blocks].copy().view("<u4").astype(np.int64)
     sizes_K = np.full(blocks, BLOCK, dtype=np.int64)
     if blocks:

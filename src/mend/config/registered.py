@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mend.config.kinds import Kind
 from mend.config.sources import Named, misfit
 from mend.errors import ConfigError
+from mend.registry import Registry
 
 NESTEROV = "nesterov"
 OWN_MERGES = ("mean", "rda")
@@ -20,20 +23,12 @@ def is_codec(word: str) -> bool:
 
 def is_outer(word: str) -> bool:
     """Return whether an outer optimizer is registered under this name."""
-    if word == NESTEROV:
-        return True
-    from mend.outer import OUTERS  # loads torch as well
-
-    return word in OUTERS
+    return word == NESTEROV or word in _registry("outer_optimizer")
 
 
 def is_merge(word: str) -> bool:
     """Return whether a merge rule is registered under this name."""
-    if word in OWN_MERGES:
-        return True
-    from mend.merge import MERGES  # loads torch as well
-
-    return word in MERGES
+    return word in OWN_MERGES or word in _registry("merge")
 
 
 def refusal(name: str, kind: Kind, named: Named) -> ConfigError:
@@ -41,13 +36,11 @@ def refusal(name: str, kind: Kind, named: Named) -> ConfigError:
     the names that are registered in this process."""
     if name not in ("outer_optimizer", "merge") or not isinstance(named.value, str):
         return misfit(name, kind, named)
-    from mend.merge import MERGES
+    return _registry(name).unknown(name, named.value, f"Change {named.origin}")
+
+
+def _registry(setting: str) -> Registry[Any]:
+    from mend.merge import MERGES  # loads torch as well
     from mend.outer import OUTERS
 
-    room, registered = ("merge", [*MERGES]) if name == "merge" else ("outer", [*OUTERS])
-    rule = f"needs one of {', '.join(registered)} (the names registered in this process)"
-    remedy = (
-        f"Change {named.origin}, or import what calls mend.{room}.register({named.value!r}, ...) "
-        "before MendConfig is built."
-    )
-    return ConfigError(name, named.value, rule, remedy)
+    return MERGES if setting == "merge" else OUTERS

@@ -162,5 +162,5 @@ def _unknown(name: str, value: object, what_is: str, names: list[str]) -> Config
         return ConfigError(name, other.value, other.rule, other.remedy)
     longer = [other for other in names if other.startswith(name)]
     closest = get_close_matches(name, longer or names, n=1, cutoff=0.0)[0]
-    rule = f"{what_is} no setting of mend"
+    rule = f"{what_is} not a setting of mend"
     return ConfigError(name, value, rule, f"The closest name is {closest}.")

@@ -84,7 +84,7 @@ def _named(number: int | None) -> str:
         nodes = slurm_nodes(os.environ.get(name, ""), name)
         if nodes and number is not None:
             if number >= len(nodes):
-                rule = f"is no node of {name}, which names {len(nodes)}"
+                rule = f"is not a node of {name}, which names {len(nodes)}"
                 raise ConfigError("SLURM_NODEID", number, rule, "Unset it, or say ranks_per_rack.")
             return nodes[number]
     return ""
@@ -117,7 +117,7 @@ def slurm_nodes(text: str, field: str = "SLURM_JOB_NODELIST") -> tuple[str, ...]
             names += _expanded(part, NODES_MAX - len(names))
     except ValueError as error:
         remedy = "Unset it, or say ranks_per_rack."
-        raise ConfigError(field, text[:80], f"is no set of nodes: {error}", remedy) from None
+        raise ConfigError(field, text[:80], f"is not a set of nodes: {error}", remedy) from None
     return tuple(names)
 
 

@@ -96,7 +96,7 @@ def settings_of(
             overlapped=config.concurrent_outer_step,
             apply_mode=config.apply_mode,
             blend_alpha=config.blend_alpha,
-            give_up_ns=int(config.wait_timeout_s * SECOND),
+            wait_timeout_ns=int(config.wait_timeout_s * SECOND),
             shutdown_ns=int(config.shutdown_timeout_s * SECOND),
             stall_ns=int(config.transfer_stall_s * SECOND)
             + max(HEARD_HEARTBEATS * config.sideband_heartbeat_ms * MS, HEARD_NS_MIN),

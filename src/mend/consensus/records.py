@@ -227,7 +227,7 @@ class Policy(WireStruct, frozen=True):
     stall_max_ns: Annotated[Count, Filled("stall_max_s", SECOND)]
     """Must be equal, because racks with unequal limits would leave the same outage at different
     steps."""
-    evict_ns: Annotated[Count, Filled("seat_timeout_s", SECOND)]
+    seat_timeout_ns: Annotated[Count, Filled("seat_timeout_s", SECOND)]
     """Silence after which a rack loses its seat; 0: never."""
     restart_attests: Annotated[bool, Filled("restart_attests_death")]
     """Whether a restarted rack proves that its former incarnation has ended."""

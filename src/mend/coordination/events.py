@@ -506,7 +506,7 @@ class Note(CommonEffect, frozen=True):
 
 
 class Fail(Effect, frozen=True):
-    """This rack cannot go on. `kind` names an exception of mend.errors."""
+    """This rack cannot go on. `kind`: as in coordination/failures.py."""
 
     kind: str
     detail: str

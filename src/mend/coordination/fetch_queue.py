@@ -10,9 +10,9 @@ from mend.coordination.events import Fetch
 from mend.types import MS, SECOND, Address, Member
 
 FETCHES_MAX = 4
-"""Concurrent pulls; the rest waits, with offers of gathering rounds first. Beyond this limit one
-pull is allowed from each rack that has none in flight: racks that all pulled the same four offers
-would leave the links of the others idle."""
+"""Concurrent pulls; the rest waits, with proposed offers first. Beyond this limit one pull is
+allowed from each rack that has none in flight: racks that all pulled the same four offers would
+leave the links of the others idle."""
 
 SENDERS_MAX = 32
 """Limit of all concurrent pulls; the lane makes no more at once."""
@@ -66,7 +66,7 @@ class FetchQueue:
     def start(
         self, now_ns: int, named: Set[Key], me: int, holders: Callable[[int], tuple[Address, ...]]
     ) -> list[Fetch]:
-        """The fetches to start: offers of gathering rounds first, then by base version, then by
+        """The fetches to start: proposed offers first, then by base version, then by
         rack, cyclically from the rack after this one (`me`), so that racks do not all begin with
         the same one."""
         flying = [key[0].rack for key, pull in self._pulls.items() if pull.flying]

@@ -54,7 +54,7 @@ class FragmentReplica:
     it; -1: none."""
     commits: dict[int, Commit] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
-    gather: MergeProposal | None = None
+    proposal: MergeProposal | None = None
     merging: tuple[int, int] | None = None
     """(version, attempt) that a worker measures or merges; one at a time."""
     sums: Sums = field(default_factory=Sums)
@@ -79,14 +79,14 @@ class FragmentReplica:
     @property
     def pulls_slices(self) -> bool:
         """Whether the result of a sharded attempt is still missing."""
-        gather = self.slices.gather
-        if gather is None or gather.version in self.held:
+        proposal = self.slices.proposal
+        if proposal is None or proposal.version in self.held:
             return False
-        return self.lacks(gather)
+        return self.lacks(proposal)
 
-    def lacks(self, gather: MergeProposal) -> bool:
+    def lacks(self, proposal: MergeProposal) -> bool:
         """Whether the result of this attempt is missing here."""
-        return self.tentative is None or self.tentative.which != gather.which
+        return self.tentative is None or self.tentative.which != proposal.which
 
     def begin(self, version: int, digest: str, own: tuple[int, str]) -> bool:
         """Read the first record. Returns whether this rank holds the version that the job begins
@@ -143,19 +143,19 @@ class FragmentReplica:
     def forget_rounds(self, version: int) -> bool:
         """Forget a round of an undone lineage, which is for a later version than the one after
         `version`, the newest decided. Returns False if there is none."""
-        forgets = self.gather is not None and self.gather.version > version + 1
+        forgets = self.proposal is not None and self.proposal.version > version + 1
         if forgets:
-            self.gather = None
+            self.proposal = None
         return forgets
 
     def same_members(self, version: int) -> bool:
-        """Whether the decision on this version has the same members as the newest gather."""
-        commit, gather = self.commits.get(version), self.gather
-        if commit is None or gather is None or gather.version != version:
+        """Whether the decision on this version has the same members as the newest proposal."""
+        commit, proposal = self.commits.get(version), self.proposal
+        if commit is None or proposal is None or proposal.version != version:
             return False
         named = [(share.member, share.seq) for share in commit.members]
-        asked = [(offer.member, offer.seq) for offer in gather.members]
-        return named == asked and commit.absent == gather.absent
+        asked = [(offer.member, offer.seq) for offer in proposal.members]
+        return named == asked and commit.absent == proposal.absent
 
     def on_copied(self, event: Copied, now_ns: int) -> list[Effect]:
         """A pull of the state of a version has ended."""
@@ -178,7 +178,7 @@ class FragmentReplica:
     def on_merged(self, event: Merged, now_ns: int) -> list[Effect]:
         """Keep the result if it is of the requested attempt."""
         self.merging = None
-        wanted = self.gather
+        wanted = self.proposal
         if event.error:
             self.slices.failed(*event.which)
             return self._failed(event, now_ns)

@@ -197,7 +197,7 @@ class Ladder:
         """Declare an evicted rack that was not restarted lost, like any other absent rack. Then
         other racks may be evicted, as far as the job can continue without them. The rack may still
         join."""
-        limit_ns = policy.evict_ns or AWAY_NS
+        limit_ns = policy.seat_timeout_ns or AWAY_NS
         self._away_ns = {rack: self._away_ns.get(rack, now_ns) for rack in log.away}
         for rack, since_ns in self._away_ns.items():
             if now_ns - since_ns >= limit_ns:

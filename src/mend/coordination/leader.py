@@ -18,6 +18,7 @@ from mend.coordination.acceptor_host import Follower, ways_to_leaders
 from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.donors import asked_of, copy_for
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
+from mend.coordination.failures import OF_REFUSALS, REFUSED, START_TIMEOUT, UNEQUAL_RANKS
 from mend.coordination.flow import Flow, Portion, ResendPolicy, batch_ns
 from mend.coordination.messages import (
     LIVES_MAX,
@@ -44,8 +45,6 @@ PROGRESS_NS = 5 * SECOND
 EARLY = 0.25
 """Fraction of a heartbeat by which a report that answers orders is sent early. A report that waits
 for orders is sent late by the same fraction."""
-
-_FAULTS = {"plan": "PlanMismatch", "resume": "CheckpointError", "lost": "JobLost"}
 
 _ALIKE = ". Make it alike on all racks: the log of who refused has both values"
 
@@ -175,7 +174,7 @@ class Leader:
                 self._on_orders(event.peer, event.incarnation, body, now_ns, effects)
             elif format_misfit(body.records) and not self.failure[0]:
                 remedy = "Run the same mend on all racks and the witness."
-                self._fail("Refused", f"the coordinator has {misfit}. {remedy}", effects)
+                self._fail(REFUSED, f"the coordinator has {misfit}. {remedy}", effects)
         elif isinstance(body, Prepare):
             vote = self.follower.asked(event.peer, body, now_ns)
             if vote is not None:
@@ -202,7 +201,7 @@ class Leader:
             apt = not self._is_seated()
         if known and for_member and apt and not self.failure[0]:
             remedy = _ALIKE if refusal.kind == "plan" else ""
-            self._fail(_FAULTS.get(refusal.kind, "Refused"), refusal.detail + remedy, effects)
+            self._fail(OF_REFUSALS.get(refusal.kind, REFUSED), refusal.detail + remedy, effects)
 
     def _on_rank(self, event: Heard, report: RankReport, now_ns: int) -> None:
         of_member = Member(event.peer.rack, event.incarnation) == self.member
@@ -230,7 +229,7 @@ class Leader:
         long."""
         if self.log.committed.begun:
             if (unequal := self.reports.aggregate.unequal) and not self.failure[0]:
-                self._fail("UsageError", unequal, effects)
+                self._fail(UNEQUAL_RANKS, unequal, effects)
             silent = now_ns - (self.follower.orders_ns or self.started_ns) > self.options.detect_ns
             if silent != self.silent:
                 self.silent = silent
@@ -241,7 +240,7 @@ class Leader:
         waited_ns = now_ns - self.started_ns
         if waited_ns > self.options.start_timeout_ns and not self.failure[0]:
             waited = f"after {waited_ns // SECOND} s: {self._start_reason()}"
-            self._fail("StartTimeout", waited, effects)
+            self._fail(START_TIMEOUT, waited, effects)
             return
         refused = self.orders.why if self.orders and self.orders.missing else ()
         due = now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS
@@ -456,7 +455,7 @@ class Leader:
             self.made = None
             return self._rank_orders(totals)
         read = (
-            orders.offers, orders.gathers, orders.settled, orders.live, orders.slow, orders.why,
+            orders.offers, orders.proposals, orders.settled, orders.live, orders.slow, orders.why,
             orders.donors, orders.copies, aggregate.declined, totals, self.failure, self.left(),
             self.lost,
         )  # fmt: skip
@@ -472,7 +471,7 @@ class Leader:
             prev=0,
             records=(),
             offers=orders.offers if orders else (),
-            gathers=orders.gathers if orders else (),
+            proposals=orders.proposals if orders else (),
             totals=totals,
             settled=orders.settled if orders else (),
             live=orders.live if orders and not self.silent else (),

@@ -36,7 +36,7 @@ SLOW_STEADY_NS = 60 * SECOND
 
 @dataclass(frozen=True)
 class MembershipContext:
-    """The inputs of a decision on the roster. `evict_ns` 0: silent racks keep their seats."""
+    """The inputs of a decision on the roster. `seat_timeout_ns` 0: silent racks keep seats."""
 
     log: LogState
     views: Mapping[int, MemberView]
@@ -44,7 +44,7 @@ class MembershipContext:
     offers: Collection[tuple[int, int]]
     """(rack, fragment) of open offers."""
     joining: Mapping[int, Hello]
-    evict_ns: int
+    seat_timeout_ns: int
     now_ns: int
     detect_ns: int
     demotes: bool = True
@@ -151,7 +151,8 @@ def _evictions(context: MembershipContext) -> Iterable[Roster]:
     for rack in sorted(context.views):
         view = context.views[rack]
         silent = (
-            rack not in context.live and context.now_ns - view.lively_ns >= context.evict_ns > 0
+            rack not in context.live
+            and context.now_ns - view.lively_ns >= context.seat_timeout_ns > 0
         )
         if silent and rack in context.log.seats:
             yield _without(context.log, rack, f"rack {rack} was absent for too long")

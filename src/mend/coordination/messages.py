@@ -428,7 +428,7 @@ class Reason(WireStruct, frozen=True):
 
 
 class Orders(StateMessage, frozen=True, tag=13):
-    """Coordinator to leader: the log after `prev`, the open offers and the gathering rounds."""
+    """Coordinator to leader: the log after `prev`, the open offers and the proposals."""
 
     to: Count
     """Incarnation of the receiver. Orders to its former life are not meant for this one."""
@@ -441,7 +441,7 @@ class Orders(StateMessage, frozen=True, tag=13):
     """Last record of the whole log; `records` may end before it."""
     decided: Count
     offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
-    gathers: Annotated[tuple[MergeProposal, ...], Meta(max_length=1024)]
+    proposals: Annotated[tuple[MergeProposal, ...], Meta(max_length=1024)]
     settled: Versions
     """Per fragment the version that every live rack holds. Older payloads and states may be
     freed."""
@@ -530,7 +530,7 @@ class RankOrders(StateMessage, frozen=True, tag=15):
     prev: Count
     records: Records
     offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
-    gathers: Annotated[tuple[MergeProposal, ...], Meta(max_length=1024)]
+    proposals: Annotated[tuple[MergeProposal, ...], Meta(max_length=1024)]
     totals: Annotated[tuple[Total, ...], Meta(max_length=2048)]
     settled: Versions
     live: Racks
@@ -538,8 +538,8 @@ class RankOrders(StateMessage, frozen=True, tag=15):
     """(fragment, seq) of own offers that were declined within the rack and never announced."""
     why: Annotated[tuple[Text, ...], Meta(max_length=WHY_MAX)]
     failure: tuple[Text, Text]
-    """(kind, detail) of the error that stops this rack, so that all its ranks raise it; otherwise
-    ("", "")."""
+    """(kind, as in coordination/failures.py, detail) of the error that stops this rack, so that all
+    its ranks raise it; otherwise ("", "")."""
     finish: bool
     """Whether the rack has left, so that all its ranks may stop."""
     snapshot: Snapshot | None = None

@@ -45,7 +45,7 @@ from mend.coordination.messages import (
 )
 from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
-from mend.coordination.sums import Phase
+from mend.coordination.sums import SumPhase
 from mend.coordination.validation import rank_orders_misfit
 from mend.events.kinds import DigestDiffers, FetchFailed, RackExpelled, VersionsUndone
 from mend.types import SECOND, Address, Member, Peer
@@ -163,7 +163,7 @@ class RankMachine:
         if self._seated():
             waits += self.copies.due_ns()
             for replica in self.replicas:
-                if replica.slices.gather is not None and replica.pulls_slices:
+                if replica.slices.proposal is not None and replica.pulls_slices:
                     waits += replica.slices.dues_ns()
         return min(waits)
 
@@ -322,9 +322,12 @@ class RankMachine:
         for offer in orders.offers:
             if not self._shards() or offer.member == self.member:
                 self._on_offer(offer)
-        for gather in orders.gathers:
-            if self.folded.begun and gather.version == self.folded.versions[gather.fragment] + 1:
-                self._on_gather(gather, effects)
+        for proposal in orders.proposals:
+            if (
+                self.folded.begun
+                and proposal.version == self.folded.versions[proposal.fragment] + 1
+            ):
+                self._on_proposal(proposal, effects)
         for total in orders.totals:
             self.replicas[total.fragment].sums.take_total(total)
             self.touched.add(total.fragment)
@@ -504,20 +507,20 @@ class RankMachine:
         if self.folded.is_open(*key) and self.fetch_queue.want(key, offer, mine=mine):
             self.touched.add(offer.fragment)
 
-    def _on_gather(self, gather: MergeProposal, effects: list[ev.Effect]) -> None:
-        replica = self.replicas[gather.fragment]
-        known = replica.gather
-        if known and gather.which <= known.which:
-            if replica.slices.news(gather):
-                self.touched.add(gather.fragment)
+    def _on_proposal(self, proposal: MergeProposal, effects: list[ev.Effect]) -> None:
+        replica = self.replicas[proposal.fragment]
+        known = replica.proposal
+        if known and proposal.which <= known.which:
+            if replica.slices.news(proposal):
+                self.touched.add(proposal.fragment)
             return
-        self.touched.add(gather.fragment)
-        replica.gather = gather
-        effects += replica.slices.begin(gather, self.member)
-        for offer in gather.members:
-            if not gather.sharded or offer.member == self.member:
+        self.touched.add(proposal.fragment)
+        replica.proposal = proposal
+        effects += replica.slices.begin(proposal, self.member)
+        for offer in proposal.members:
+            if not proposal.sharded or offer.member == self.member:
                 self._on_offer(offer)
-        if replica.tentative and replica.tentative.version >= gather.version:  # decided: it stays
+        if replica.tentative and replica.tentative.version >= proposal.version:  # decided: it stays
             effects.append(ev.DropAnchor(*replica.tentative.key))
             replica.tentative = None
 
@@ -549,14 +552,14 @@ class RankMachine:
         replica, newest = self.replicas[fragment], self.folded.versions[fragment]
         if replica.retry_ns and now_ns >= replica.retry_ns:
             replica.retry_ns = 0
-        if self._seated() and replica.pulls_slices and (sharded := replica.slices.gather):
+        if self._seated() and replica.pulls_slices and (sharded := replica.slices.proposal):
             weights = self.folded.weights(sharded.members)
             effects += replica.slices.move(self.folded, self.me, weights, now_ns)
         if newest not in replica.held:
             self._reach(fragment, newest, effects)
-        gather, holds_newest = replica.gather, newest in replica.held
-        if gather and holds_newest and gather.version == newest + 1 and replica.lacks(gather):
-            self._merge(gather, gather.attempt, effects)
+        proposal, holds_newest = replica.proposal, newest in replica.held
+        if proposal and holds_newest and proposal.version == newest + 1 and replica.lacks(proposal):
+            self._merge(proposal, proposal.attempt, effects)
         self._tidy(fragment, newest, now_ns, effects)  # also on a rank that is always late
 
     def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
@@ -575,7 +578,7 @@ class RankMachine:
                 newest
             ):  # otherwise another attempt was decided, not other bits
                 effects.append(ev.Note(DigestDiffers(fragment, newest, mine, digest)))
-            replica.gather = replica.slices.gather = None
+            replica.proposal = replica.slices.proposal = None
         if replica.merging is not None or replica.copying is not None or replica.retry_ns:
             return
         if newest - 1 in replica.held and self._merges(fragment, newest, effects):
@@ -587,20 +590,20 @@ class RankMachine:
     def _merges(self, fragment: int, newest: int, effects: list[ev.Effect]) -> bool:
         """Whether the newest decided version, which is missing here, is or will be merged here."""
         replica = self.replicas[fragment]
-        commit, gather = replica.commits.get(newest), replica.gather
-        if commit is None or gather is None or gather.version != newest:
+        commit, proposal = replica.commits.get(newest), replica.proposal
+        if commit is None or proposal is None or proposal.version != newest:
             return False
         if self._seated() and replica.slices.going(newest):
             same = replica.same_members(newest)
             if same:
-                self._merge(gather, gather.attempt, effects)
+                self._merge(proposal, proposal.attempt, effects)
             return same
         names = [(share.member, share.seq) for share in commit.members]
         # Sums belong to an attempt and its members; those of another attempt do not fit.
-        if self.options.sums and names != [(o.member, o.seq) for o in gather.members]:
+        if self.options.sums and names != [(o.member, o.seq) for o in proposal.members]:
             return False
         keys = [(member, fragment, seq) for member, seq in names]
-        merges = self._merge(commit, gather.attempt, effects)
+        merges = self._merge(commit, proposal.attempt, effects)
         return merges or any(map(self.fetch_queue.flying, keys))
 
     def _merge(
@@ -632,7 +635,7 @@ class RankMachine:
         if self.options.sums and len(names) > 1:
             step = replica.sums.towards(merge)
         if step is None:  # the other ranks of this rack lag behind, or will never get there
-            return replica.sums.phase is not Phase.NEVER
+            return replica.sums.phase is not SumPhase.NEVER
         replica.merging = (wanted.version, attempt)
         effects.append(step)
         return True
@@ -661,8 +664,10 @@ class RankMachine:
     # -------------------------------------------------------------- pulling
 
     def _pull(self, now_ns: int, effects: list[ev.Effect]) -> None:
-        gathers = [replica.gather for replica in self.replicas if replica.gather]
-        named = {(o.member, gather.fragment, o.seq) for gather in gathers for o in gather.members}
+        proposals = [replica.proposal for replica in self.replicas if replica.proposal]
+        named = {
+            (o.member, proposal.fragment, o.seq) for proposal in proposals for o in proposal.members
+        }
         effects += self.fetch_queue.start(now_ns, named, self.me.rack, self._rail)
 
     def _time_pulls(self, effects: list[ev.Effect], now_ns: int) -> None:
@@ -747,7 +752,7 @@ class RankMachine:
 def _as_read(orders: RankOrders) -> tuple[object, ...]:
     """What a rank reads of orders, besides records."""
     return (
-        orders.offers, orders.gathers, orders.totals, orders.settled, orders.discarded,
+        orders.offers, orders.proposals, orders.totals, orders.settled, orders.discarded,
         orders.failure, orders.finish, orders.lost, orders.asked, orders.copy,
     )  # fmt: skip
 

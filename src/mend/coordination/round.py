@@ -49,13 +49,13 @@ link."""
 class Phase(Enum):
     """State of a round.
 
-    IDLE: no rack trains on this version yet. OPEN: offers are arriving. GATHER: the members are
+    IDLE: no rack trains on this version yet. OPEN: offers are arriving. PROPOSED: the members are
     fixed and results are awaited.
     """
 
     IDLE = auto()
     OPEN = auto()
-    GATHER = auto()
+    PROPOSED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Round:
         if inputs.bad:
             return self._drop_bad(inputs.bad)
         if (
-            self.phase is not Phase.GATHER
+            self.phase is not Phase.PROPOSED
             and (old := self._too_old(inputs))
             and len(old) == len(inputs.offers)
         ):
@@ -170,7 +170,7 @@ class Round:
             drop = self._try_close(inputs, now_ns)
             if drop is not None:
                 return drop
-        if self.phase is Phase.GATHER:
+        if self.phase is Phase.PROPOSED:
             return self._try_commit(inputs, now_ns)
         return None
 
@@ -195,14 +195,14 @@ class Round:
 
     def on_decided(self, now_ns: int) -> None:
         """The commit of this round is decided; the next may open."""
-        if self.phase is Phase.GATHER:
+        if self.phase is Phase.PROPOSED:
             self.sync_time.observe(now_ns - self.started_ns)
             self.took_ns.append(now_ns - self.started_ns)
         self.phase, self.count, self.faults, self.unsharded = Phase.IDLE, 0, [], ""
         self.members, self.absent = (), ()
 
-    def gather(self, version: int) -> MergeProposal | None:
-        if self.phase is not Phase.GATHER:
+    def proposal(self, version: int) -> MergeProposal | None:
+        if self.phase is not Phase.PROPOSED:
             return None
         return MergeProposal(
             self.fragment, version + 1, self.attempt, self.members, self.absent,
@@ -211,18 +211,18 @@ class Round:
 
     def slow(self, now_ns: int) -> frozenset[int]:
         """Live racks whose results take longer than merges do."""
-        stalled = self.phase is Phase.GATHER and now_ns >= self.started_ns + self._stall_ns()
+        stalled = self.phase is Phase.PROPOSED and now_ns >= self.started_ns + self._stall_ns()
         return self.awaited if stalled else frozenset()
 
     def deadline_ns(self, inputs: RoundInputs) -> int | None:
         if self.phase is Phase.OPEN and self.enough_ns is not None and not inputs.policy.lockstep:
             return self.enough_ns + self._window_ns(inputs)
-        if self.phase is Phase.GATHER:
+        if self.phase is Phase.PROPOSED:
             return self.gathered_ns + self._stall_ns()
         return None
 
     def _stall_ns(self) -> int:
-        """At least twice the measured time, because a slow link or a slow merge is no stall."""
+        """At least twice the measured time, because a slow link or a slow merge is not a stall."""
         twice_ns = 2 * min(self.took_ns, default=0)
         return max(ATTEMPT_STALL_NS, min(twice_ns, ATTEMPT_STALL_NS_MAX))
 
@@ -311,10 +311,10 @@ class Round:
         return None
 
     def _without_removed(self, inputs: RoundInputs, now_ns: int) -> None:
-        """End the offers of a removed or restarted member, also in a gathering round: a commit may
-        not name them any more."""
+        """End the offers of a removed or restarted member, also after the proposal: a commit must
+        not name them."""
         open_ = {_id(offer) for offer in inputs.offers}
-        if self.phase is not Phase.GATHER or all(_id(offer) in open_ for offer in self.members):
+        if self.phase is not Phase.PROPOSED or all(_id(offer) in open_ for offer in self.members):
             return
         still = tuple(offer for offer in self.members if _id(offer) in open_)
         self.gathered_ns = now_ns
@@ -333,7 +333,7 @@ class Round:
         self.sharded, self.merged = may and not self.unsharded, ()
         if self.sharded and self.count == 0:
             self.detail.append("sharded")
-        self.phase, self.members, self.absent = Phase.GATHER, members, _absent(inputs, members)
+        self.phase, self.members, self.absent = Phase.PROPOSED, members, _absent(inputs, members)
         self.started_ns = self.gathered_ns
         self.count += 1
 

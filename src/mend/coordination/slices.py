@@ -50,7 +50,7 @@ class Stage(Enum):
 
 
 @dataclass
-class Pull:
+class SlicePull:
     """Sequential pulls of another rack's slices: `here` have arrived, and one may be in flight."""
 
     here: int = 0
@@ -70,63 +70,63 @@ class Pull:
 class Slices:
     """One fragment on one rank: the newest attempt, and merged slices of earlier ones."""
 
-    gather: MergeProposal | None = None
+    proposal: MergeProposal | None = None
     """The attempt, if it is sharded."""
     stage: Stage = Stage.MERGED
     mine: int = -1
     """Position of this rack among the members; -1: it is not a member."""
     done: int = 0
     """Number of own slices that are merged."""
-    pulls: dict[tuple[int, int], Pull] = field(default_factory=dict)
+    pulls: dict[tuple[int, int], SlicePull] = field(default_factory=dict)
     """(rack, seq): the own slices of a member's payload; (rack, 0): the merged slices of an
     owner."""
     kept: dict[Attempt, int] = field(default_factory=dict)
     """Attempts whose slices are here -> time at which the version was decided; 0: it is not."""
 
-    def begin(self, gather: MergeProposal, me: Member) -> list[FreeSlices]:
+    def begin(self, proposal: MergeProposal, me: Member) -> list[FreeSlices]:
         """Begin a new attempt, sharded or not. Slices of other attempts at this version are
         freed."""
-        freed = self._free([of for of in self.kept if of[0] >= gather.version], gather.fragment)
-        if not gather.sharded:
-            self.gather = None
+        freed = self._free([of for of in self.kept if of[0] >= proposal.version], proposal.fragment)
+        if not proposal.sharded:
+            self.proposal = None
             return freed
-        members = [offer.member for offer in gather.members]
-        self.gather, self.pulls, self.done = gather, {}, 0
-        self.kept[gather.which] = 0
+        members = [offer.member for offer in proposal.members]
+        self.proposal, self.pulls, self.done = proposal, {}, 0
+        self.kept[proposal.which] = 0
         self.mine = members.index(me) if me in members else -1
         self.stage = Stage.MERGED if self.mine < 0 else Stage.PULLING
-        for offer in gather.members:
+        for offer in proposal.members:
             if self.mine >= 0 and offer.member != me:
-                self.pulls[offer.member.rack, offer.seq] = Pull()
-            self.pulls[offer.member.rack, 0] = Pull()
+                self.pulls[offer.member.rack, offer.seq] = SlicePull()
+            self.pulls[offer.member.rack, 0] = SlicePull()
         return freed
 
-    def news(self, gather: MergeProposal) -> bool:
+    def news(self, proposal: MergeProposal) -> bool:
         """Update the same attempt: more slices may be merged. Returns whether it was that one."""
-        same = self._is_of(*gather.which)
-        self.gather = gather if same else self.gather
+        same = self._is_of(*proposal.which)
+        self.proposal = proposal if same else self.proposal
         return same
 
     def move(
         self, log: LogState, me: Peer, weights: tuple[float, ...], now_ns: int
     ) -> list[FetchSlice | MergeSlice]:
         """The pulls and merges that are due. `weights`: of the members."""
-        gather = self.gather
-        if gather is None or self.stage is Stage.FAILED:
+        proposal = self.proposal
+        if proposal is None or self.stage is Stage.FAILED:
             return []
-        version, attempt, p = gather.version, gather.attempt, gather.fragment
+        version, attempt, p = proposal.version, proposal.attempt, proposal.fragment
         decided = log.versions[p] >= version  # if so, all owners have merged
-        count = SLICES_EACH * len(gather.members)
+        count = SLICES_EACH * len(proposal.members)
         waits = self._lacks_payloads()
         effects: list[FetchSlice | MergeSlice] = []
         if self.stage is Stage.PULLING and self._has_parts():
             self.stage = Stage.MERGING
-            names = tuple((offer.member, offer.seq) for offer in gather.members)
+            names = tuple((offer.member, offer.seq) for offer in proposal.members)
             which = SLICES_EACH * self.mine + self.done
             effects.append(MergeSlice(p, version, attempt, which, count, names, weights))
-        racks = [offer.member.rack for offer in gather.members]
+        racks = [offer.member.rack for offer in proposal.members]
         for position in sorted(range(len(racks)), key=lambda at: (racks[at] < me.rack, at)):
-            offer, rack = gather.members[position], racks[position]
+            offer, rack = proposal.members[position], racks[position]
             served = SLICES_EACH if decided else 0 if waits else self._served(position)
             due = self._due(rack, offer.seq, served, now_ns) if rack != me.rack else []
             if due and log.member(rack) != offer.member:  # its bytes are gone
@@ -143,7 +143,7 @@ class Slices:
 
     def _served(self, position: int) -> int:
         """Merged slices that the member at `position` is known to serve."""
-        merged = require(self.gather, "no attempt has begun").merged
+        merged = require(self.proposal, "no attempt has begun").merged
         return merged[position] if position < len(merged) else 0
 
     def _due(self, rack: int, seq: int, served: int, now_ns: int) -> list[int]:
@@ -196,16 +196,18 @@ class Slices:
 
     def going(self, version: int) -> bool:
         """Whether the slices of this version may still give a result."""
-        gather = self.gather
-        return gather is not None and gather.version == version and self.stage is not Stage.FAILED
+        proposal = self.proposal
+        return (
+            proposal is not None and proposal.version == version and self.stage is not Stage.FAILED
+        )
 
     def report(self, newest: int) -> Sliced | None:
         """The state to report; None for a version that is held already."""
-        gather = self.gather
-        if gather is None or gather.version <= newest:
+        proposal = self.proposal
+        if proposal is None or proposal.version <= newest:
             return None
         failed = self.stage is Stage.FAILED
-        return Sliced(*gather.key, self.done, failed) if failed or self.done else None
+        return Sliced(*proposal.key, self.done, failed) if failed or self.done else None
 
     def tidy(
         self, fragment: int, newest: int, settled: int, behind: int, now_ns: int
@@ -213,8 +215,8 @@ class Slices:
         """Free slices whose result every live rack holds (`settled`), or that are old. `newest`:
         the newest decided version; `behind`: how many versions are kept for racks that lag
         behind."""
-        if self.gather is not None and self.gather.version < newest:
-            self.gather, self.pulls = None, {}  # a rack that lacks it needs a newer version
+        if self.proposal is not None and self.proposal.version < newest:
+            self.proposal, self.pulls = None, {}  # a rack that lacks it needs a newer version
         stale = []
         for of, since_ns in self.kept.items():
             if of[0] > newest:
@@ -229,7 +231,7 @@ class Slices:
         return self._free([of for of in self.kept if of[0] > version], fragment)
 
     def dues_ns(self) -> list[int]:
-        if self.gather is None or self.stage is Stage.FAILED:
+        if self.proposal is None or self.stage is Stage.FAILED:
             return []
         return [p.retry_ns for p in self.pulls.values() if p.retry_ns and not (p.whole or p.flying)]
 
@@ -241,11 +243,11 @@ class Slices:
         for of in attempts:
             del self.kept[of]
             if self._is_of(*of):
-                self.gather, self.pulls = None, {}
+                self.proposal, self.pulls = None, {}
         return [FreeSlices(fragment, *of) for of in attempts]
 
     def _is_of(self, version: int, attempt: int) -> bool:
-        return self.gather is not None and self.gather.which == (version, attempt)
+        return self.proposal is not None and self.proposal.which == (version, attempt)
 
     def _lacks_payloads(self) -> bool:
         """Whether payloads of more than half of the other members are missing. All wait for the

@@ -23,12 +23,12 @@ from mend.detector import (
     LINK,
     UNKNOWN,
     DetectorOptions,
+    MeasuredPace,
     OwnPast,
     PeerComparison,
     cause_in_words,
     cause_of,
 )
-from mend.detector import Pace as Measured
 from mend.errors import require
 from mend.events.kinds import RackSlow, RackSlowOver
 from mend.types import MS, Address
@@ -204,7 +204,7 @@ class RackPaces:
     def compare(self, paces: Mapping[int, Pace], steps: Mapping[int, int]) -> list[CommonEffect]:
         """Compare. `paces`: of the racks that are live and train; `steps`: their steps."""
         measured = {
-            rack: Measured(pace.time_ps / _PS_PER_NS, pace.margin_ppm / 1e6)
+            rack: MeasuredPace(pace.time_ps / _PS_PER_NS, pace.margin_ppm / 1e6)
             for rack, pace in paces.items()
         }
         onset, relief = self._peers.compare(measured)

@@ -68,7 +68,7 @@ class _MergeProposal(OfAttempt, frozen=True, array_like=True):
 
 _ITEMS: dict[str, Any] = {
     "offers": Annotated[tuple[_Place | Offer, ...], _MANY],
-    "gathers": Annotated[tuple[_Place | _MergeProposal, ...], _MANY],
+    "proposals": Annotated[tuple[_Place | _MergeProposal, ...], _MANY],
     "got": Annotated[tuple[_Place | OfferId, ...], _MANY],
     "held": Annotated[tuple[_Place | Held, ...], _MANY],
 }
@@ -162,17 +162,17 @@ def _refer(old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]
     return items
 
 
-def _with_places(gather: MergeProposal, offers: tuple[Offer, ...]) -> _MergeProposal:
+def _with_places(proposal: MergeProposal, offers: tuple[Offer, ...]) -> _MergeProposal:
     """Replace members by indices: most are open offers, which are large, with a checksum per
     rank."""
     places = {id(offer): place for place, offer in enumerate(offers)}
-    members = tuple(places.get(id(offer), offer) for offer in gather.members)
-    return _MergeProposal(**asdict(gather) | {"members": members})
+    members = tuple(places.get(id(offer), offer) for offer in proposal.members)
+    return _MergeProposal(**asdict(proposal) | {"members": members})
 
 
-def _with_offers(gather: _MergeProposal, offers: tuple[Offer, ...]) -> MergeProposal:
-    members = tuple(offers[item] if isinstance(item, int) else item for item in gather.members)
-    return MergeProposal(**asdict(gather) | {"members": members})
+def _with_offers(proposal: _MergeProposal, offers: tuple[Offer, ...]) -> MergeProposal:
+    members = tuple(offers[item] if isinstance(item, int) else item for item in proposal.members)
+    return MergeProposal(**asdict(proposal) | {"members": members})
 
 
 def apply_patch(base: Repeated, patch: Patch) -> Repeated:
@@ -187,7 +187,7 @@ def apply_patch(base: Repeated, patch: Patch) -> Repeated:
                 value = tuple(
                     values[place][item] if isinstance(item, int) else item for item in value
                 )
-            if known[place].name == "gathers":
+            if known[place].name == "proposals":
                 offers = values[_OFFERS[kind]]
                 value = tuple(
                     _with_offers(item, offers) if isinstance(item, _MergeProposal) else item

@@ -31,7 +31,7 @@ Attempt = tuple[int, int]
 """(version, attempt)"""
 
 
-class Phase(Enum):
+class SumPhase(Enum):
     """NONE: nothing is requested. MEASURING: a worker measures. REPORTED: the own partial is
     reported. HERE: the total has arrived, the merge may begin. NEVER: there will be no total."""
 
@@ -48,7 +48,7 @@ class Sums:
 
     of: Attempt = (0, 0)
     members: tuple[tuple[Member, int], ...] = ()
-    phase: Phase = Phase.NONE
+    phase: SumPhase = SumPhase.NONE
     blob: bytes = b""
     """The own partial in phase REPORTED, the total in phase HERE."""
 
@@ -56,28 +56,29 @@ class Sums:
         """The next step towards this merge. None: it waits for the leader, or there will be no
         total."""
         of = merge.which
-        if self.phase is Phase.NONE or (self.of, self.members) != (of, merge.members):
-            self.of, self.members, self.phase, self.blob = of, merge.members, Phase.MEASURING, b""
+        if self.phase is SumPhase.NONE or (self.of, self.members) != (of, merge.members):
+            self.of, self.members = of, merge.members
+            self.phase, self.blob = SumPhase.MEASURING, b""
             return Measure(merge.fragment, *of, merge.members, merge.weights, verify=merge.verify)
-        if self.phase is Phase.HERE:
+        if self.phase is SumPhase.HERE:
             return replace(merge, total=self.blob)
         return None
 
     def on_measured(self, event: Measured) -> None:
         """A worker has ended; its result may belong to an attempt that is over."""
-        if self.of == event.which and self.phase is Phase.MEASURING:
-            self.phase = Phase.NONE if event.error else Phase.REPORTED
+        if self.of == event.which and self.phase is SumPhase.MEASURING:
+            self.phase = SumPhase.NONE if event.error else SumPhase.REPORTED
             self.blob = event.blob
 
     def take_total(self, total: Total) -> None:
         """Take a total, which the leader repeats."""
-        if self.of == (total.version, total.attempt) and self.phase is Phase.REPORTED:
-            self.phase = Phase.HERE if total.blob else Phase.NEVER
+        if self.of == (total.version, total.attempt) and self.phase is SumPhase.REPORTED:
+            self.phase = SumPhase.HERE if total.blob else SumPhase.NEVER
             self.blob = total.blob
 
     def partial(self, fragment: int, newest: int) -> Partial | None:
         """The partial to report; None if the version is held already."""
-        if self.phase is not Phase.REPORTED or self.of[0] <= newest:
+        if self.phase is not SumPhase.REPORTED or self.of[0] <= newest:
             return None
         return Partial(fragment, *self.of, self.blob)
 

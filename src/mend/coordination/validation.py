@@ -145,7 +145,7 @@ def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
         or _snapshot_misfit(orders.snapshot, orders.prev, fragments, ranks)
         or _records_misfit(orders.records, fragments, ranks)
         or _offers_misfit(orders.offers, fragments, ranks)
-        or _gathers_misfit(orders.gathers, fragments, ranks)
+        or _proposals_misfit(orders.proposals, fragments, ranks)
         or _copies_misfit(orders.copies, ranks)
     )
 
@@ -164,7 +164,7 @@ def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
         _snapshot_misfit(orders.snapshot, orders.prev, fragments, ranks)
         or _records_misfit(orders.records, fragments, ranks)
         or _offers_misfit(orders.offers, fragments, ranks)
-        or _gathers_misfit(orders.gathers, fragments, ranks)
+        or _proposals_misfit(orders.proposals, fragments, ranks)
         or _numbers_misfit((fragment for fragment, _ in orders.discarded), fragments)
         or _fragments_misfit(orders.totals, fragments)
         or _copies_misfit((orders.copy,) if orders.copy else (), ranks)
@@ -267,15 +267,15 @@ def _copies_misfit(copies: Iterable[StateCopy], ranks: int) -> str:
     return ""
 
 
-def _gathers_misfit(gathers: Iterable[MergeProposal], fragments: int, ranks: int) -> str:
-    for gather in gathers:
-        if gather.fragment >= fragments or count_of(gather.attempt) < 1 or not gather.members:
-            return f"a MergeProposal of fragment {gather.fragment}, attempt {gather.attempt}"
-        if misfit := _offers_misfit(gather.members, fragments, ranks):
+def _proposals_misfit(proposals: Iterable[MergeProposal], fragments: int, ranks: int) -> str:
+    for proposal in proposals:
+        if proposal.fragment >= fragments or count_of(proposal.attempt) < 1 or not proposal.members:
+            return f"a MergeProposal of fragment {proposal.fragment}, attempt {proposal.attempt}"
+        if misfit := _offers_misfit(proposal.members, fragments, ranks):
             return misfit
-        if any(offer.fragment != gather.fragment for offer in gather.members):
+        if any(offer.fragment != proposal.fragment for offer in proposal.members):
             return "a MergeProposal of offers of several fragments"
-        racks = [offer.member.rack for offer in gather.members]
+        racks = [offer.member.rack for offer in proposal.members]
         if racks != sorted(set(racks)):
             return f"a MergeProposal of racks {racks}, which do not ascend"
     return ""

@@ -10,7 +10,7 @@ from mend.detector.cause import (
     cause_in_words,
     cause_of,
 )
-from mend.detector.own_past import DetectorOptions, OwnPast, Pace, Slowdown
+from mend.detector.own_past import DetectorOptions, MeasuredPace, OwnPast, Slowdown
 from mend.detector.peers import PeerComparison
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "UNKNOWN",
     "Cause",
     "DetectorOptions",
+    "MeasuredPace",
     "OwnPast",
-    "Pace",
     "PeerComparison",
     "Slowdown",
     "cause_in_words",

@@ -75,7 +75,7 @@ class Slowdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MeasuredPace:
     """`time` per token, of one step; 0: unknown. `margin`: its uncertainty, as a fraction: `zscore`
     standard errors."""
 
@@ -131,14 +131,14 @@ class OwnPast:
         return self._points.changed_within(self.options.lately)
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> MeasuredPace:
         """The pace of the newest samples; unknown before there are enough."""
         samples, recent = self.options.samples_min, self._recent
         if len(recent) < samples:
-            return Pace(0.0, 0.0)
+            return MeasuredPace(0.0, 0.0)
         sigma = self._sigma if self._past else _level_and_sigma(recent)[1]
         error = _MEDIAN_TO_MEAN * sigma / math.sqrt(samples)
-        return Pace(math.exp(median(recent)), self.options.zscore * error)
+        return MeasuredPace(math.exp(median(recent)), self.options.zscore * error)
 
     def _judge(self) -> bool:
         shift = _shift(self._recent, self._level)

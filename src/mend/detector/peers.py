@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from mend.detector.own_past import SHIFT_MIN, Pace
+from mend.detector.own_past import SHIFT_MIN, MeasuredPace
 
 RACKS_MIN = 3
 """Least number of racks for a comparison."""
@@ -25,7 +25,7 @@ class PeerComparison:
 
     slow: dict[int, float] = field(default_factory=dict)
 
-    def compare(self, paces: Mapping[int, Pace]) -> tuple[frozenset[int], frozenset[int]]:
+    def compare(self, paces: Mapping[int, MeasuredPace]) -> tuple[frozenset[int], frozenset[int]]:
         """Returns the racks that have become slow, and those that are no longer slow. A rack whose
         pace is unknown (time 0) is neither compared nor counted as a peer."""
         before, known = self.slow, {r: paces[r] for r in sorted(paces) if paces[r].time > 0}

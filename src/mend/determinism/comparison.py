@@ -395,7 +395,7 @@ def likely_cause(operator: str, cut: bool, no_inputs: bool) -> str:
         )
     if space not in ("aten", "prims"):
         return f"a kernel of {space}: {_ATOMIC}"
-    if any(word in name for word in SUMS_WITH_ATOMICS):  # "upsample_bilinear" is no product
+    if any(word in name for word in SUMS_WITH_ATOMICS):  # "upsample_bilinear" is not a product
         return _ATOMIC
     if any(word in name for word in PRODUCTS):
         return (

@@ -80,7 +80,7 @@ class _Compiled:
         for place, arg in enumerate(args):
             if not isinstance(arg, Tensor):
                 raise UsageError(
-                    f"argument {place} of {self.name} is no tensor but {type(arg).__name__}; "
+                    f"argument {place} of {self.name} is not a tensor but {type(arg).__name__}; "
                     "@elementwise takes tensors: bind the others with functools.partial"
                 )
         return bool(args) and all(arg.device.type in DEVICES for arg in args)

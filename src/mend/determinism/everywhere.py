@@ -248,7 +248,7 @@ def _broken_sums(generator: torch.Generator, device: torch.device) -> list[str]:
 
 
 def _alike(here: Tensor, there: Tensor) -> bool:
-    """Equal bits, but for those of NaN: which NaN it is no standard says."""
+    """Equal bits, but for those of NaN: no standard says which NaN it is."""
     there = there.cpu()
     nothing = torch.zeros((), dtype=torch.float32, device="cpu")
     return same_bits(here.where(here == here, nothing), there.where(there == there, nothing))

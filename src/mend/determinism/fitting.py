@@ -108,7 +108,8 @@ def refuse_heads(query: Tensor, key: Tensor) -> None:
     """Of attention with groups of heads."""
     if query.shape[-3] % (key.shape[-3] or 1):
         raise RuntimeError(
-            f"heads of queries of {tuple(query.shape)} are no groups for keys of {tuple(key.shape)}"
+            f"heads of queries of {tuple(query.shape)} are not groups for keys of "
+            f"{tuple(key.shape)}"
         )
 
 

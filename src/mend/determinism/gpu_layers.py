@@ -37,7 +37,7 @@ FEATURES_MAX = 1 << 14
 # attention
 
 
-class Attention(torch.autograd.Function):
+class AttentionFunction(torch.autograd.Function):
     """(B, H, S, D), causal or whole."""
 
     @staticmethod
@@ -127,7 +127,7 @@ def _attend(
     if not query.numel():
         return torch.zeros_like(query)
     factor = 1 / math.sqrt(features) if scale is None else scale
-    output: Tensor = Attention.apply(query, key, value, factor, is_causal)  # type: ignore[no-untyped-call]
+    output: Tensor = AttentionFunction.apply(query, key, value, factor, is_causal)  # type: ignore[no-untyped-call]
     return output
 
 

@@ -192,7 +192,7 @@ def _tiles(a_ZMK: Tensor, b_ZKN: Tensor) -> Tensor:
     return made
 
 
-class Linear(torch.autograd.Function):
+class LinearFunction(torch.autograd.Function):
     """x @ weight.T + bias, by the order of this file."""
 
     @staticmethod
@@ -274,7 +274,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     refuse_other_weight(x, weight)
     if weight.dim() == 1:
         return linear(x, weight[None], bias).squeeze(-1)
-    result: Tensor = Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    result: Tensor = LinearFunction.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
 

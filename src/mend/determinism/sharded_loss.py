@@ -34,7 +34,7 @@ def cross_entropy(
     `logits`: (N, V / ranks), this rank's share of the words in rank order, as a head that is cut by
     ColumnParallel makes them; `targets`: (N), numbers of words of the whole vocabulary. On the CPU
     only sums and single numbers of each row go over the wire; on a GPU, where no sum is cut, a rank
-    gets all words of its share of the rows. There a target that is no word gives NaN, as in
+    gets all words of its share of the rows. There a target that is not a word gives NaN, as in
     F.cross_entropy, and on the CPU raises.
     """
     refuse_other_levels("this loss")

@@ -90,11 +90,11 @@ def slots_of(weight: Tensor) -> Slots | None:
 
 def unordered_uses(loss: Tensor) -> Iterator[tuple[Tensor | None, str, str]]:
     """Weights whose gradient adds up what the parts of a batch must add up apart: the weight (None:
-    it is no parameter), what is wrong with its use, and the remedy."""
+    it is not a parameter), what is wrong with its use, and the remedy."""
     uses: dict[int, set[object]] = {}
     for node in _nodes(loss):
         for index, (child, number) in enumerate(node.next_functions):
-            if child is None or node.name() in _MOVES:  # what moves is no use by itself
+            if child is None or node.name() in _MOVES:  # what moves is not a use by itself
                 continue
             weight, part = _weight_of(child, number)
             is_layers = LAYERS.get(node.name()) == index

@@ -440,13 +440,13 @@ class LiveRank(OneTrainer):
         self.drive(self.trainer.begin(2 * self.settings.start_timeout_ns))
         tell_begin(self.me, self.settings.outcomes)
 
-    def drive(self, doing: Generator[Request, Any, T]) -> T:
+    def drive(self, requests: Generator[Request, Any, T]) -> T:
         """See `Driver`."""
-        return self._driver.drive(doing)
+        return self._driver.drive(requests)
 
-    def each(self, doing: Callable[[Trainer], Generator[Request, Any, T]]) -> T:
+    def each(self, requests_of: Callable[[Trainer], Generator[Request, Any, T]]) -> T:
         """`drive`, for the trainer of each part."""
-        return self.drive(doing(self.trainer))
+        return self.drive(requests_of(self.trainer))
 
     def after_step(self) -> None:
         """The work that is due after the step."""
@@ -564,7 +564,7 @@ class LiveRank(OneTrainer):
 
 def group_of(settings: Settings) -> RackGroup:
     """The ranks of the rack."""
-    limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
+    limit_ns = settings.start_timeout_ns + settings.step.wait_timeout_ns
     return RackGroup(settings.members, limit_ns / SECOND)
 
 

@@ -99,15 +99,15 @@ class LocalOnlyRank(OneTrainer):
         while not self._over.wait(PERIOD_S):
             self.pace.write()
 
-    def drive(self, doing: Requests) -> None:
+    def drive(self, requests: Requests) -> None:
         """Drive a generator of the trainer, which yields no request without fragments and other
         ranks."""
-        for request in doing:
+        for request in requests:
             raise InvariantError("a rank alone was asked to wait", {"request": request})
 
-    def each(self, doing: Callable[[Trainer], Requests]) -> None:
+    def each(self, requests_of: Callable[[Trainer], Requests]) -> None:
         """As `drive`, for the trainer."""
-        self.drive(doing(self.trainer))
+        self.drive(requests_of(self.trainer))
 
     def after_step(self) -> None:
         self.drive(self.trainer.work())

@@ -25,7 +25,7 @@ from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.threads import OWN, DaemonExecutor, from_outside
 from mend.engine.hooks.step_hooks import FREED
 from mend.engine.io.rack import RackGroup
-from mend.engine.joining.training_state import LikeFirst, Received, TrainingState
+from mend.engine.joining.training_state import LikeFirst, ReceivedState, TrainingState
 from mend.engine.live_rank import LiveRank
 from mend.engine.part_group import Broken, Meeting, PartGroup
 from mend.engine.rank_config import Settings
@@ -60,7 +60,7 @@ class StateOfPart(TrainingState):
     def digest(self, step: int) -> LikeFirst:
         return self._first().digest(step)
 
-    def load(self, copied: Received) -> None:
+    def load(self, copied: ReceivedState) -> None:
         """Do nothing: the first part loads it."""
 
     def begins_fresh(self, reason: str) -> None:
@@ -92,10 +92,10 @@ class RankOfParts:
         joins. The other arguments are as of LiveRank."""
         self.of_ranks, hosts = ranks, parts.hosts(ranks.ranks)
         mine = [part for part, host in enumerate(hosts) if host == ranks.rank]
-        limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
+        limit_ns = settings.start_timeout_ns + settings.step.wait_timeout_ns
         self._meeting, self._ending = Meeting(len(mine), limit_ns / SECOND), threading.RLock()
         begin = partial(torch.cuda.set_device, plan.gpu) if plan.gpu is not None else None
-        self._hands = [DaemonExecutor(1, f"{OWN}part-{part}", begin) for part in mine[1:]]
+        self._executors = [DaemonExecutor(1, f"{OWN}part-{part}", begin) for part in mine[1:]]
         self.parts: list[LiveRank] = []
         self._working: list[Future[None]] = []
         """The work of the other parts after a step, until it is done."""
@@ -132,8 +132,8 @@ class RankOfParts:
 
     def _spread(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         """Do a job for each part, the first on this thread. Raises the first error of a job."""
-        pairs = zip(self._hands, jobs[1:], strict=True)
-        started = [hand.submit(partial(self._or_end, job)) for hand, job in pairs]
+        pairs = zip(self._executors, jobs[1:], strict=True)
+        started = [executor.submit(partial(self._or_end, job)) for executor, job in pairs]
         own: Future[T] = Future()
         try:
             own.set_result(self._or_end(jobs[0]))
@@ -168,8 +168,8 @@ class RankOfParts:
     def begin(self) -> None:
         self._all(LiveRank.begin)
 
-    def each(self, doing: Callable[[Trainer], Generator[Request, Any, T]]) -> T:
-        return self._all(lambda part: part.each(doing))[0]
+    def each(self, requests_of: Callable[[Trainer], Generator[Request, Any, T]]) -> T:
+        return self._all(lambda part: part.each(requests_of))[0]
 
     def before_capture(self) -> None:
         self._all(LiveRank.before_capture)
@@ -191,9 +191,9 @@ class RankOfParts:
     def after_step(self) -> None:
         """Do the work that is due after the step. If a signal's handler raises in a wait of the
         first part, `go_on` finishes the work of all parts."""
-        pairs = zip(self._hands, self.parts[1:], strict=True)
+        pairs = zip(self._executors, self.parts[1:], strict=True)
         self._working = [
-            hand.submit(partial(self._or_end, other.after_step)) for hand, other in pairs
+            executor.submit(partial(self._or_end, other.after_step)) for executor, other in pairs
         ]
         self._work(self._first.after_step)
 
@@ -255,8 +255,8 @@ class RankOfParts:
             self._meeting.end(GaveUp("this rack has left the job"))
             for part in reversed(self.parts):
                 part.abort()
-            for hand in self._hands:
-                hand.close(CLOSE_S)
+            for executor in self._executors:
+                executor.close(CLOSE_S)
             self.of_ranks.close()
 
 

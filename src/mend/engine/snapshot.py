@@ -23,15 +23,15 @@ from mend.engine.state.training_progress import TrainingProgress
 from mend.status.messages import (
     SHOWN_MAX,
     DataSeen,
-    Doings,
     JobStatus,
     RackSeen,
     RankSeen,
     RefusedRack,
     RoundSeen,
+    TrainingSeen,
     short,
 )
-from mend.status.server import Note, Recent
+from mend.status.server import CounterSample, Recent
 from mend.status.status import data_rows
 from mend.status.wall_clock import wall_ns
 from mend.types import MS, VERSION, Member, Peer, life_of
@@ -99,7 +99,7 @@ def view_of_rank(
         follows=leader.follower.coordinator,
         policy=log.committed.policy or leader.hello.policy,
         why=(*leader.why(), *map(Reason, training.published.look().transfers.sentences())),
-        doings=_doings(leader, training, now_ns),
+        training=_training_seen(leader, training, now_ns),
         retired=coordinator.retired() if coordinator is not None else (),
     )
 
@@ -139,7 +139,7 @@ def _view(
     policy: Policy | None,
     why: Sequence[Reason],
     configured: int = 0,
-    doings: Doings | None = None,
+    training: TrainingSeen | None = None,
     retired: tuple[int, ...] = (),
 ) -> JobStatus:
     log, orders, hosts = known.log, known.orders, known.hosts
@@ -174,7 +174,7 @@ def _view(
         rounds=tuple(rounds[:SHOWN_MAX]),
         why=tuple(map(short, general[:WHY_MAX])),
         refused=tuple(refused[:WHY_MAX]),
-        doings=doings,
+        training=training,
         retired=retired,
         slow=orders.slow if orders is not None else (),
         evicted=tuple(log.away),
@@ -194,8 +194,8 @@ def _data(log: LogState) -> DataSeen | None:
 def _rounds(known: Knowledge, reasons: Mapping[int, str]) -> list[RoundSeen]:
     """The rounds in flight, ascending by fragment."""
     offers = known.orders.offers if known.orders is not None else ()
-    gathers = known.orders.gathers if known.orders is not None else ()
-    merging = {g.fragment: tuple(offer.member.rack for offer in g.members) for g in gathers}
+    proposals = known.orders.proposals if known.orders is not None else ()
+    merging = {g.fragment: tuple(offer.member.rack for offer in g.members) for g in proposals}
     offered: dict[int, list[int]] = {}
     for offer in offers:
         offered.setdefault(offer.fragment, []).append(offer.member.rack)
@@ -288,18 +288,20 @@ def _report(known: Knowledge, member: Member) -> Report | None:
 # ------------------------------------------------------------------ the rack's own training
 
 
-def note_of(pace: TrainingProgress, traffic: Callable[[], tuple[int, int]], now_ns: int) -> Note:
+def note_of(
+    pace: TrainingProgress, traffic: Callable[[], tuple[int, int]], now_ns: int
+) -> CounterSample:
     step, tokens, step_end_ns, stall_ns = pace.latest
-    return Note(now_ns, step, tokens, step_end_ns, stall_ns, *traffic())
+    return CounterSample(now_ns, step, tokens, step_end_ns, stall_ns, *traffic())
 
 
-def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
+def _training_seen(leader: Leader, training: Training, now_ns: int) -> TrainingSeen:
     then, now = training.recent.span()
     age_ns = max(0, wall_ns() - now.step_end_ns)
     newest = leader.reports.newest
     shown = [_rank(rank, report, leader, now_ns) for rank, report in sorted(newest.items())]
     recorded = list(training.pace.recorded.items())[:RECORDED_MAX]
-    return Doings(
+    return TrainingSeen(
         ranks=training.ranks,
         shown=tuple(shown[:SHOWN_MAX]),
         step=now.step,
@@ -323,7 +325,7 @@ def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
     )
 
 
-def _step_time_ns(then: Note, now: Note, age_ns: int) -> int:
+def _step_time_ns(then: CounterSample, now: CounterSample, age_ns: int) -> int:
     """Time in ns between the ends of the two steps; up to this moment where the next step is
     overdue, so that a rack that stands still does not go on showing its last speed."""
     steps, took_ns = now.step - then.step, max(0, now.step_end_ns - then.step_end_ns)

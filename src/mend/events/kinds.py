@@ -334,7 +334,7 @@ class RackExpelled(ErrorEvent, frozen=True, tag="expelled"):
     reason: str
 
 
-class SeatLost(ErrorEvent, frozen=True, tag="seat-lost"):
+class OwnSeatLost(ErrorEvent, frozen=True, tag="seat-lost"):
     """[The others went on without this rack](troubleshooting.md#a-rack-lost-its-seat), which
     ends at its next step."""
 
@@ -790,7 +790,7 @@ class StateGiven(InfoEvent, frozen=True, tag="state-given"):
     """Why there is no copy."""
 
 
-class StateCopied(LoudEvent, frozen=True, tag="state-copied"):
+class TrainingStateCopied(LoudEvent, frozen=True, tag="state-copied"):
     says = "{of} continue as on rack {donor} at step {step}"
     donor: Whole
     step: Whole

@@ -29,7 +29,7 @@ else:
     """For a field that is to be decoded: an event of any kind."""
 
 
-class Timed(NamedTuple):
+class TimedEvent(NamedTuple):
     """`time_ns`: wall time."""
 
     time_ns: int
@@ -47,7 +47,7 @@ _decoders = {kind: msgspec.json.Decoder(made) for kind, made in KINDS.items()}
 _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 
 
-def encode_line(timed: Timed) -> bytes:
+def encode_line(timed: TimedEvent) -> bytes:
     """The line with its newline. Texts may contain anything, such as paths that are not UTF-8."""
     event = timed.event
     try:
@@ -58,7 +58,7 @@ def encode_line(timed: Timed) -> bytes:
     return b'%s,"time_ns":%d%s\n' % (head, timed.time_ns, body[len(head) :])
 
 
-def decode_line(line: bytes) -> Timed:
+def decode_line(line: bytes) -> TimedEvent:
     """Decode a line. Raises EventError if it is not an event, is of an unknown kind, or has other
     fields than its kind."""
     try:
@@ -68,6 +68,6 @@ def decode_line(line: bytes) -> Timed:
     if head.kind not in _decoders:
         raise EventError(f"the kind {head.kind[:80]!r} is not known")
     try:
-        return Timed(head.time_ns, _decoders[head.kind].decode(line))
+        return TimedEvent(head.time_ns, _decoders[head.kind].decode(line))
     except _BAD as error:
         raise EventError(f"{head.kind}: {error}") from error

@@ -35,7 +35,7 @@ class Optimizer(Protocol):
     def param_groups(self) -> list[dict[str, Any]]: ...
 
 
-class Kind(NamedTuple):
+class MomentKind(NamedTuple):
     """A state that is a moment. `beta(group)`: fraction of it that is left after a step; 0: this
     group does not keep it."""
 
@@ -52,13 +52,13 @@ def _momentum(group: Group) -> float:
     return float(group["momentum"])
 
 
-_ADAM = (Kind("exp_avg", FIRST, _beta(0)), Kind("exp_avg_sq", SECOND, _beta(1)))
+_ADAM = (MomentKind("exp_avg", FIRST, _beta(0)), MomentKind("exp_avg_sq", SECOND, _beta(1)))
 
-KINDS: dict[str, tuple[Kind, ...]] = {
+KINDS: dict[str, tuple[MomentKind, ...]] = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "ADOPT"), _ADAM),
-    "Lion": (Kind("exp_avg", FIRST, _beta(1)),),
-    "SGD": (Kind("momentum_buffer", FIRST, _momentum),),
-    "Muon": (Kind("momentum_buffer", FIRST, _momentum),),
+    "Lion": (MomentKind("exp_avg", FIRST, _beta(1)),),
+    "SGD": (MomentKind("momentum_buffer", FIRST, _momentum),),
+    "Muon": (MomentKind("momentum_buffer", FIRST, _momentum),),
 }
 """class of an optimizer, or of a base of it -> its moments"""
 
@@ -70,7 +70,7 @@ class Moment(NamedTuple):
     parameter: nn.Parameter
     optimizer: Any
     group: int
-    kind: Kind
+    kind: MomentKind
 
     def live(self) -> Tensor | None:
         """This rank's part of it; None: the optimizer has not created it yet. Raises UsageError if
@@ -134,7 +134,7 @@ def moments_of(
     """The moments of `order` of the named parameters, in their order, without parameters that no
     optimizer holds or whose group keeps none. `period`: the value of the setting, for errors.
     Raises ConfigError for an optimizer whose moments are unknown, or if there are none."""
-    setting, found = MOMENT_PERIODS[order], dict[int, tuple[Any, int, Kind]]()
+    setting, found = MOMENT_PERIODS[order], dict[int, tuple[Any, int, MomentKind]]()
     if not optimizers:
         rule = "needs the optimizer whose moments are to be averaged"
         raise ConfigError(setting, period, rule, "Give it to mend_init(optimizer=...).")
@@ -163,7 +163,7 @@ def moments_of(
     return moments
 
 
-def _kinds(optimizer: object, setting: str, period: int) -> tuple[Kind, ...]:
+def _kinds(optimizer: object, setting: str, period: int) -> tuple[MomentKind, ...]:
     for base in type(optimizer).__mro__:
         if base.__name__ in KINDS and hasattr(optimizer, "state"):
             return KINDS[base.__name__]

@@ -20,7 +20,7 @@ from mend.fragment.plan import cut_layouts, cuts_of, layout_of
 from mend.types import Layout
 
 
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     """A parameter or a running statistic that racks exchange, as one rank has it."""
 
     name: str
@@ -36,18 +36,18 @@ class Held(NamedTuple):
         return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device="meta")
 
 
-def held_of(name: str, tensor: Tensor, team: tuple[int, ...] = ()) -> Held:
+def held_of(name: str, tensor: Tensor, team: tuple[int, ...] = ()) -> HeldTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Held(name, tuple(tensor.shape), dtype, team)
+    return HeldTensor(name, tuple(tensor.shape), dtype, team)
 
 
 class Contents(NamedTuple):
     """What one rank of a rack exchanges."""
 
-    parameters: tuple[Held, ...]
+    parameters: tuple[HeldTensor, ...]
     moments: tuple[tuple[tuple[str, str], ...], ...] = ()
     """By order of moments: (state, parameter)."""
-    statistics: tuple[Held, ...] = ()
+    statistics: tuple[HeldTensor, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()
     """See `plan.tied_names`."""
 
@@ -129,8 +129,8 @@ class Together:
                 runs[part * count // parts] += group[start:stop]
         return tuple(layout_of(number, run) for number, run in enumerate(runs, first))
 
-    def _united(self, ranks: Sequence[Sequence[Held]], remedy: str) -> dict[str, Held]:
-        found: dict[str, dict[int, Held]] = {}
+    def _united(self, ranks: Sequence[Sequence[HeldTensor]], remedy: str) -> dict[str, HeldTensor]:
+        found: dict[str, dict[int, HeldTensor]] = {}
         for rank, contents in enumerate(ranks):
             for each in contents:
                 found.setdefault(each.name, {})[rank] = each
@@ -138,7 +138,9 @@ class Together:
             self._refuse_two_of_one_name(name, holders, remedy)
         return {name: next(iter(holders.values())) for name, holders in found.items()}
 
-    def _refuse_two_of_one_name(self, name: str, holders: dict[int, Held], remedy: str) -> None:
+    def _refuse_two_of_one_name(
+        self, name: str, holders: dict[int, HeldTensor], remedy: str
+    ) -> None:
         first, *others = holders
         one = holders[first]
         for other in others:

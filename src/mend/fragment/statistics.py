@@ -95,7 +95,7 @@ def in_few_words(names: Iterable[str]) -> str:
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """(name, buffer, whether no state dict has it), without running statistics, and without those
-    that are no plain array."""
+    that are not plain arrays."""
     known = {id(module) for _, module in modules_with_statistics(model)}
     for path, module in model.named_modules():
         if id(module) in known:

@@ -33,7 +33,7 @@ _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class HostTopology:
     """Reads the files in which Linux describes the machine. Tests pass trees of their own."""
 
     sys: Path = Path("/sys")
@@ -105,7 +105,7 @@ def parse_cores(text: str) -> frozenset[int] | None:
     return frozenset(cores)
 
 
-def bus_id_of(device_index: int, machine: Machine = Machine()) -> str | None:
+def bus_id_of(device_index: int, machine: HostTopology = HostTopology()) -> str | None:
     """The bus id of a CUDA device, by torch's numbering. None: there is no such GPU, or it is
     unknown."""
     if not torch.cuda.is_available() or not 0 <= device_index < torch.cuda.device_count():
@@ -123,7 +123,7 @@ BusIdOf = Callable[[int], str | None]
 def near_cores(
     device_index: int,
     *,
-    machine: Machine = Machine(),
+    machine: HostTopology = HostTopology(),
     dump: Dump | None = None,
     bus_ids: BusIdOf = bus_id_of,
 ) -> frozenset[int] | None:
@@ -143,7 +143,7 @@ def worker_cores(
     local_world: int = 1,
     *,
     allowed: Iterable[int] | None = None,
-    machine: Machine = Machine(),
+    machine: HostTopology = HostTopology(),
     bus_ids: BusIdOf = bus_id_of,
 ) -> frozenset[int] | None:
     """This rank's share of the cores near its GPU, in whole physical cores.
@@ -166,7 +166,9 @@ def worker_cores(
     return _share(near & may, len(beside) * ranks, place, machine)
 
 
-def _share(cores: frozenset[int], sharers: int, place: int, machine: Machine) -> frozenset[int]:
+def _share(
+    cores: frozenset[int], sharers: int, place: int, machine: HostTopology
+) -> frozenset[int]:
     """Part `place` of `sharers`, in whole physical cores; all of them if there are too few."""
     physical = sorted({min(machine.siblings(core) & cores) for core in cores})
     if len(physical) < sharers:

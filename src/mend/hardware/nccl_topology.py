@@ -147,7 +147,7 @@ def read_dump(path: Path, field: str = "NCCL topology dump") -> Dump:
     try:
         return parse_dump(data)
     except ValueError as error:
-        rule = f"is no NCCL topology: {error}"
+        rule = f"is not an NCCL topology: {error}"
         remedy = "Let NCCL write it: NCCL_TOPO_DUMP_FILE=topo.xml in a job that uses NCCL."
         raise ConfigError(field, str(path), rule, remedy) from error
 

@@ -69,7 +69,7 @@ class MendWeightTransferEngine:
             raise UsageError("receive_weights before init_transfer_engine and start_weight_update")
         name = update_info.file
         if Path(name).name != name:
-            raise UsageError(f"{name!r} is no name of a file in {self._folder}")
+            raise UsageError(f"{name!r} is not the name of a file in {self._folder}")
         about, tensors = read_version(self._folder / name if name else newest_version(self._folder))
         self.loaded, self._received = None, False  # until all of it is loaded
         self.model.load_weights(tensors.items())

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import signature
 
 from mend.errors import ConfigError
 from mend.outer.base import OuterOptimizer, Rates
 from mend.outer.nesterov import Nesterov
 from mend.outer.replace import Replace
+from mend.registry import Registry
 
 Make = Callable[[float, float, int], OuterOptimizer]
 """(lr, momentum, rounds of its ramp; 0: none) -> optimizer"""
 
-OUTERS: dict[str, Make] = {Nesterov.name: Nesterov}
+OUTERS: Registry[Make] = Registry("outer", {Nesterov.name: Nesterov}, lr=1.0, momentum=0.0, ramp=0)
 
 STATES_MAX = 8
 
@@ -23,13 +23,7 @@ def register(name: str, make: Make) -> None:
     so, under the same name, before its MendConfig is built. Raises ConfigError if the name is taken
     or differs from the optimizer's own, if its states cannot be kept, or if `make` does not take
     three arguments."""
-    _refuse_arguments(name, make)
-    made = make(1.0, 0.0, 0)
-    if made.name != name:
-        rule = f"makes an outer optimizer whose name is {made.name!r}"
-        raise ConfigError("outer", name, rule, "Register it under the name that it has.")
-    if OUTERS.get(name, make) is not make:
-        raise ConfigError("outer", name, "is registered already", "Choose another name.")
+    made = OUTERS.tried(name, make)
     kept: tuple[Sequence[str], ...] = (made.states, make(1.0, 0.5, 0).states)
     for states in kept:
         if isinstance(states, str):  # otherwise each letter would be a state
@@ -39,17 +33,6 @@ def register(name: str, make: Make) -> None:
             rule = f"has states {states}, not up to {STATES_MAX} different ones"
             raise ConfigError("outer", name, rule, "Give each vector a name of its own.")
     OUTERS[name] = make
-
-
-def _refuse_arguments(name: str, make: Make) -> None:
-    try:
-        signature(make).bind(1.0, 0.0, 0)
-    except TypeError as error:
-        rule = f"cannot be made by {getattr(make, '__name__', make)!s} ({error})"
-        remedy = "make is called with (lr, momentum, ramp)."
-        raise ConfigError("outer", name, rule, remedy) from error
-    except ValueError:
-        pass  # written in C, without a signature
 
 
 __all__ = ["OUTERS", "Make", "Nesterov", "OuterOptimizer", "Rates", "Replace", "register"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mend.events.base import LoggedEvent, Severity, log_text
 from mend.events.kinds import LogLost, ValuesRecorded
-from mend.events.lines import Timed, encode_line
+from mend.events.lines import TimedEvent, encode_line
 from mend.status.events_file import EventsFile
 from mend.status.log_lines import LogLines, logger
 from mend.status.loudness import Loudness
@@ -55,7 +55,7 @@ class EventLog:
         now_ns = wall_ns()
         self._say(event, now_ns)
         if self._file is not None:
-            self._file.put(Timed(now_ns, event))
+            self._file.put(TimedEvent(now_ns, event))
 
     def close(self) -> None:
         """Write the events that wait. Waits a few seconds at most for a disk that hangs or a log
@@ -65,7 +65,7 @@ class EventLog:
         self._closed = True
         if self._file is not None:
             if lines := self._log.lost:
-                self._file.put(Timed(wall_ns(), LogLost(lines)))
+                self._file.put(TimedEvent(wall_ns(), LogLost(lines)))
             self._file.close()
         self._log.close()
 
@@ -85,7 +85,7 @@ def append_values(folder: Path, step: int, values: dict[str, float | str]) -> No
     """Append a follower's measurements of the merged model to the events of a job. Raises
     OSError."""
     now_ns = wall_ns()
-    line = encode_line(Timed(now_ns, ValuesRecorded(step, 0, now_ns, values)))
+    line = encode_line(TimedEvent(now_ns, ValuesRecorded(step, 0, now_ns, values)))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / FOLLOWER).open("ab") as file:
         file.write(line)

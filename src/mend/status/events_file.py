@@ -24,7 +24,7 @@ from mend.events.kinds import (
     EventsStopped,
     ProcessStarted,
 )
-from mend.events.lines import Timed, encode_line
+from mend.events.lines import TimedEvent, encode_line
 from mend.status.backlog import Backlog
 from mend.status.wall_clock import wall_ns
 
@@ -51,7 +51,7 @@ class EventsFile:
 
     def __init__(self, path: Path, say: Say) -> None:
         self._path, self._say = path, say
-        self._backlog: Backlog[Timed] = Backlog(QUEUE_MAX, _gap)
+        self._backlog: Backlog[TimedEvent] = Backlog(QUEUE_MAX, _gap)
         self._file = _File(path, BYTES_MAX // 2)
         self._failing, self._in_hand = False, 0
         self._thread = threading.Thread(target=self._write, name="mend-recorder", daemon=True)
@@ -63,7 +63,7 @@ class EventsFile:
         waiting = self._in_hand + len(self._backlog) if self._failing else 0
         return self._backlog.lost + waiting
 
-    def put(self, timed: Timed) -> None:
+    def put(self, timed: TimedEvent) -> None:
         """Any thread. Never blocks."""
         self._backlog.put(timed)
 
@@ -209,9 +209,9 @@ def older_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.older.jsonl")
 
 
-def _gap(count: int) -> Timed:
-    return Timed(wall_ns(), EventsLost(count))
+def _gap(count: int) -> TimedEvent:
+    return TimedEvent(wall_ns(), EventsLost(count))
 
 
 def _line(event: LoggedEvent) -> bytes:
-    return encode_line(Timed(wall_ns(), event))
+    return encode_line(TimedEvent(wall_ns(), event))

@@ -103,7 +103,7 @@ class RefusedRack(WireStruct, frozen=True):
     why: Short
 
 
-class Doings(WireStruct, frozen=True):
+class TrainingSeen(WireStruct, frozen=True):
     """The state of a rack's own training, as its leader knows it. `recent`: of the last seconds."""
 
     ranks: U16
@@ -183,7 +183,7 @@ class JobStatus(WireStruct, frozen=True, tag=2):
     rounds: Annotated[tuple[RoundSeen, ...], Meta(max_length=SHOWN_MAX)]
     why: Annotated[tuple[Short, ...], Meta(max_length=16)]
     """Why nothing commits, for reasons that concern more than one round."""
-    doings: Doings | None
+    training: TrainingSeen | None
     """None: the witness."""
     retired: Racks = ()
     """Racks that a person has retired through the asked process."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from mend.status.messages import DataSeen, Doings, JobStatus, RackSeen
+from mend.status.messages import DataSeen, JobStatus, RackSeen, TrainingSeen
 from mend.status.status import DataRows, SlowRack, Status, slow_rack
 
 PREFIX = "mend"
@@ -182,8 +182,8 @@ def samples_of_job(view: JobStatus) -> Iterator[Sample]:
     yield from (Sample(name, value) for name, value in plain.items())
     for rack in view.racks:
         yield from _of_rack(rack)
-    if view.doings is not None:
-        yield from _of_doings(view.doings)
+    if view.training is not None:
+        yield from _of_training(view.training)
     else:
         yield Sample("racks_configured", view.configured)
         yield Sample("racks_live", sum(rack.live for rack in view.racks))
@@ -205,18 +205,18 @@ def _of_rack(rack: RackSeen) -> Iterator[Sample]:
             yield Sample(name, value, (str(rack.rack),))
 
 
-def _of_doings(doings: Doings) -> Iterator[Sample]:
-    step_s, window_s = doings.recent_step_ns / 1e9, doings.recent_ns / 1e9
+def _of_training(training: TrainingSeen) -> Iterator[Sample]:
+    step_s, window_s = training.recent_step_ns / 1e9, training.recent_ns / 1e9
     rates = {
-        "steps_per_second": (doings.recent_steps, step_s),
-        "tokens_per_second": (doings.recent_tokens, step_s),
-        "sent_bytes_per_second": (doings.recent_sent, window_s),
-        "received_bytes_per_second": (doings.recent_received, window_s),
+        "steps_per_second": (training.recent_steps, step_s),
+        "tokens_per_second": (training.recent_tokens, step_s),
+        "sent_bytes_per_second": (training.recent_sent, window_s),
+        "received_bytes_per_second": (training.recent_received, window_s),
     }
-    yield Sample("step_age_seconds", doings.step_age_ms / 1e3)
+    yield Sample("step_age_seconds", training.step_age_ms / 1e3)
     for name, (count, seconds) in rates.items():
         yield Sample(name, count / seconds if seconds else 0.0)
-    for name, value in dict(doings.recorded).items():
+    for name, value in dict(training.recorded).items():
         yield Sample("recorded", value, (name,))
 
 

@@ -113,7 +113,7 @@ class StatusServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class CounterSample:
     """The counters at a moment. `at_ns`: monotonic; `step_end_ns`: end of the step, wall clock."""
 
     at_ns: int
@@ -128,14 +128,14 @@ class Note:
 class Recent:
     """The last seconds of one rank's training, noted once a second."""
 
-    def __init__(self, look: Callable[[], Note]) -> None:
+    def __init__(self, look: Callable[[], CounterSample]) -> None:
         self._look = look
-        self._notes: deque[Note] = deque([look()], WINDOW)
+        self._notes: deque[CounterSample] = deque([look()], WINDOW)
 
     def note(self) -> None:
         self._notes.append(self._look())
 
-    def span(self) -> tuple[Note, Note]:
+    def span(self) -> tuple[CounterSample, CounterSample]:
         """(then, now): up to WINDOW seconds apart. The time before the first step does not
         count."""
         now = self._look()

@@ -80,7 +80,7 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     key = _key("--sign", path, [lambda data: pem(data, None), lambda data: ssh(data, None)])
     if isinstance(key, Ed25519PrivateKey):
         return key
-    raise _no_key("--sign", path, "is no private Ed25519 key")
+    raise _no_key("--sign", path, "is not a private Ed25519 key")
 
 
 def public_key(path: Path) -> Ed25519PublicKey:
@@ -90,7 +90,7 @@ def public_key(path: Path) -> Ed25519PublicKey:
     )
     if isinstance(key, Ed25519PublicKey):
         return key
-    raise _no_key("--key", path, "is no public Ed25519 key")
+    raise _no_key("--key", path, "is not a public Ed25519 key")
 
 
 def _key(field: str, path: Path, load: Sequence[Callable[[bytes], object]]) -> object:
@@ -115,7 +115,7 @@ def _no_key(field: str, path: Path, rule: str) -> ConfigError:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    """Raises CertificateError where it is no document of this format."""
+    """Raises CertificateError where it is not a document of this format."""
     try:
         with open_regular(path) as file:
             octets = file.read(FILE_BYTES_MAX + 1)
@@ -126,9 +126,9 @@ def _parsed(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(octets, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise CertificateError(f"{path} is no JSON of a certificate: {error}") from None
+        raise CertificateError(f"{path} is not the JSON of a certificate: {error}") from None
     if not isinstance(found, dict) or not _is_document(found):
-        raise CertificateError(f"{path} is no {FORMAT}; mend repro --certify writes them")
+        raise CertificateError(f"{path} is not a {FORMAT}; mend repro --certify writes them")
     return found
 
 

@@ -23,7 +23,7 @@ from mend.errors import ConfigError, UsageError
 from mend.tools.certificate import document_of, private_key, public_key, verified
 from mend.tools.certificate_pair import print_pair
 from mend.tools.repro import DIFFERENT, EQUAL, HASH_SEEDS, INTERRUPTED, say
-from mend.tools.repro_runs import Asked, Extent, Setting, Stopped, recorded
+from mend.tools.repro_runs import Asked, RunExtent, RunSetting, Stopped, recorded
 
 LIMIT_S = 120.0
 LIMIT_TIMES = 20
@@ -58,7 +58,7 @@ class Cut:
     """One way to run the script."""
 
     name: str
-    setting: Setting
+    setting: RunSetting
     ranks: int = 1
     microbatches: int = 1
     is_repeat: bool = False
@@ -124,17 +124,19 @@ def _held(path: Path, key: Path | None) -> dict[str, Any]:
 def cuts_of(wanted: Wanted) -> list[Cut]:
     """Every cut that is made, without the first run, which is not cut."""
     whole, other = HASH_SEEDS
-    cuts = [Cut("repeated", Setting("repeated", wanted.processes, hash_seed=other), is_repeat=True)]
+    cuts = [
+        Cut("repeated", RunSetting("repeated", wanted.processes, hash_seed=other), is_repeat=True)
+    ]
     for count in wanted.microbatches:
         arguments = (wanted.option, str(count))
-        setting = Setting(f"microbatches-{count}", wanted.processes, arguments, hash_seed=whole)
+        setting = RunSetting(f"microbatches-{count}", wanted.processes, arguments, hash_seed=whole)
         cuts.append(Cut(f"{count} microbatches", setting, microbatches=count))
     for count in wanted.ranks:
-        setting = Setting(f"ranks-{count}", count, hash_seed=whole)
+        setting = RunSetting(f"ranks-{count}", count, hash_seed=whole)
         cuts.append(Cut(f"{count} ranks", setting, ranks=count))
     mine = max(1, wanted.processes)
     env = {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[mine : 2 * mine])}
-    setting = Setting("another-GPU", wanted.processes, env=env, hash_seed=whole)
+    setting = RunSetting("another-GPU", wanted.processes, env=env, hash_seed=whole)
     return [*cuts, Cut(ANOTHER_GPU, setting, is_repeat=True)]
 
 
@@ -156,12 +158,12 @@ def _why_no_other_gpu(wanted: Wanted, base: Run) -> str:
 
 def content_of(wanted: Wanted, folder: Path) -> dict[str, Any]:
     """Run all cuts, and return the content of the certificate."""
-    uncut = Setting("uncut", wanted.processes, hash_seed=HASH_SEEDS[0])
+    uncut = RunSetting("uncut", wanted.processes, hash_seed=HASH_SEEDS[0])
     cuts = cuts_of(wanted)
     asked = Asked(wanted.command, (uncut, uncut), wanted.steps)
     of = f"of {1 + len(cuts)})"
     began_s = time.monotonic()
-    phase = Extent(wanted.steps, rows=True, phase=f"(1 {of}")
+    phase = RunExtent(wanted.steps, rows=True, phase=f"(1 {of}")
     base = recorded(asked, uncut, folder, phase, say)
     limit_s = LIMIT_S + LIMIT_TIMES * (time.monotonic() - began_s)
     rows: list[dict[str, Any]] = [_row(Cut("uncut", uncut), base, "uncut", "")]
@@ -172,7 +174,7 @@ def content_of(wanted: Wanted, folder: Path) -> dict[str, Any]:
             rows.append(_row(cut, None, "not available", missing))
             continue
         made = steps_of_all(base)
-        extent = Extent(
+        extent = RunExtent(
             wanted.steps, made=made, rows=True, limit_s=limit_s, phase=f"({number} {of}"
         )
         try:

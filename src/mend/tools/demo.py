@@ -20,7 +20,7 @@ from rich.table import Table
 from mend.config import MendConfig
 from mend.errors import ConfigError, MendError, require
 from mend.tools import demo_report as report
-from mend.tools.launch import Job, Outcome, launch
+from mend.tools.launch import Job, LaunchResult, launch
 from mend.tools.report.run import report as write_report
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _clear(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
+def run(recipe: Recipe, nproc: int, console: Console) -> LaunchResult:
     """One run, with a bar per rack. Raises MendError with its last lines when a process failed,
     SystemExit after a signal."""
     last: deque[str] = deque(maxlen=LAST_LINES)

@@ -18,7 +18,7 @@ from mend.tools.report.summary import short
 from mend.tools.trace_timeline import (
     SLOW_EVENTS,
     OfferFacts,
-    RankFacts,
+    RankTimes,
     RoundFacts,
     Story,
     newest_job,
@@ -232,7 +232,7 @@ def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
                 for holder, since_ns in facts.holders.items()
                 if holder != rack
             ]
-    for count, (at_ns, _, racks) in enumerate(made.gathers, start=1):
+    for count, (at_ns, _, racks) in enumerate(made.proposals, start=1):
         again = f" (attempt {count})" if count > 1 else ""
         events.append((at_ns, f"closes: merge {_racks(racks)}{again}"))
     events += [
@@ -250,7 +250,7 @@ def _timeline(story: Story, made: RoundFacts) -> list[tuple[int, str]]:
     return events
 
 
-def _of_rank(who: str, rank: RankFacts) -> list[tuple[int, str]]:
+def _of_rank(who: str, rank: RankTimes) -> list[tuple[int, str]]:
     lines: list[tuple[int, str]] = []
     if rank.captured_ns is not None:
         lines.append((rank.captured_ns, f"{who} captures"))

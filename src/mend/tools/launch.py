@@ -24,7 +24,7 @@ from mend.config.settings import check_environment
 from mend.config.sources import DIAGNOSTICS_DIR, INSECURE, KEY_FILE, METRICS_PORT, OUTCOMES
 from mend.config.topology import RACKS
 from mend.consensus.records import EVICTIONS_MAX
-from mend.engine.state.outcome import KEPT, Ended, read_ended
+from mend.engine.state.outcome import KEPT, RankEnd, read_ended
 from mend.errors import ConfigError, require
 from mend.tools.begun import Begun
 from mend.tools.keys_command import create
@@ -135,7 +135,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LaunchResult:
     """Exit codes as subprocess gives them (negative: the signal), of a rack its last life's.
 
     `interrupted`: a signal, or 0. `culprit`: the rack on account of which all others were ended.
@@ -146,7 +146,7 @@ class Outcome:
     witness: int | None
     interrupted: int = 0
     culprit: int | None = None
-    unmerged: Mapping[int, Ended] = field(default_factory=dict)
+    unmerged: Mapping[int, RankEnd] = field(default_factory=dict)
     untrained: bool = False
 
     @property
@@ -265,7 +265,7 @@ def rack_environments(
     return environments
 
 
-def is_untrained(ends: Sequence[Ended]) -> bool:
+def is_untrained(ends: Sequence[RankEnd]) -> bool:
     """Whether a job ended in order, and not one rank counted a step."""
     return bool(ends) and all(each.outcome == "merged" and not each.step for each in ends)
 
@@ -348,7 +348,7 @@ class Launch:
         self._key_file: Path | None = None
         self._secrets: tuple[bytes, ...] = ()
 
-    def run(self) -> Outcome:
+    def run(self) -> LaunchResult:
         """Start everything, pass lines and signals on, return when nothing of it is left."""
         with (
             self._interrupts.caught(asked=True),
@@ -377,13 +377,15 @@ class Launch:
         if untrained:
             self._say(f'untrained why="{UNTRAINED}"')
         witness = self.witness.process.returncode if self.witness is not None else None
-        outcome = Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged, untrained)
+        outcome = LaunchResult(
+            codes, witness, self._interrupts.first, self.culprit, unmerged, untrained
+        )
         if not outcome.status:
             step = next_step(self._environments[0]) if joined else NOBODY_JOINED
             self._say(f'next="{step}"')
         return outcome
 
-    def _find_unmerged(self) -> dict[int, Ended]:
+    def _find_unmerged(self) -> dict[int, RankEnd]:
         """Return by rack its first rank whose work was not merged, reported by its newest life."""
         ended_as = [ended for ended in read_ended(self._outcomes) if not ended.good]
         return {ended.rack: ended for ended in reversed(ended_as)}
@@ -638,7 +640,7 @@ def check_script(script: str) -> None:
         raise ConfigError("SCRIPT", script, rule, "Name the script; -m takes a module.")
 
 
-def launch(job: Job, sink: Sink) -> Outcome:
+def launch(job: Job, sink: Sink) -> LaunchResult:
     """Run a job to its end. Main thread only: signals arrive there, and children die with it.
 
     Raises ConfigError (no such script, an unknown MEND_* variable, too few GPUs), AddressInUse

@@ -183,7 +183,7 @@ def codecs_of(text: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in found:
         if not is_codec(name):
-            rule = f"{name!r} is none of {', '.join(CODECS)}, powersgd-1 to powersgd-{RANK_MAX}"
+            rule = f"{name!r} is not one of {', '.join(CODECS)}, powersgd-1 to powersgd-{RANK_MAX}"
             raise ConfigError("--codecs", text, rule, "Name codecs, separated by commas.")
     return found
 

@@ -82,7 +82,7 @@ def _write(fd: int, data: bytes) -> bool:
 def open_closed_streams() -> bool:
     """Open the standard streams that were closed at the start (`>&-`): else the next sockets and
     files get their numbers, and output goes there. What is written to a closed standard output
-    fails (EBADF), as an answer that nobody gets is no success. Returns whether it was closed."""
+    fails (EBADF), as an answer that nobody gets is not a success. Returns whether it was closed."""
     closed = sys.stdout is None
     for name, mode, flags in (
         ("stdin", "r", os.O_RDWR),

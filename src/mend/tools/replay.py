@@ -11,7 +11,7 @@ import typer
 from mend.errors import TapeError
 from mend.tools import versions
 from mend.trace.reader import RecordedTape, part_to_replay, read_tape, tapes_in
-from mend.trace.replay import TEXT_MAX, Difference, replay
+from mend.trace.replay import TEXT_MAX, ReplayDifference, replay
 from mend.types import SECOND
 
 EQUAL, DIFFERENT, UNREADABLE = 0, 1, 2
@@ -56,7 +56,7 @@ def _replay(tape: RecordedTape) -> int:
     return DIFFERENT
 
 
-def describe(difference: Difference, tape: RecordedTape) -> list[str]:
+def describe(difference: ReplayDifference, tape: RecordedTape) -> list[str]:
     """The first difference, for people."""
     entry, header = difference.entry, tape.header
     after_s = (entry.now_ns - header.mono_ns) / SECOND

@@ -13,7 +13,7 @@ import typer
 
 from mend.determinism.comparison import Finding, Run, compare, different_facts, steps_of_all
 from mend.errors import UsageError, require
-from mend.tools.repro_runs import Asked, Extent, Say, Stopped, read, recorded, run_once
+from mend.tools.repro_runs import Asked, RunExtent, Say, Stopped, read, recorded, run_once
 
 EQUAL, DIFFERENT, INTERRUPTED = 0, 1, 130
 
@@ -62,9 +62,9 @@ def repro(asked: Asked) -> int:
 
 def search(asked: Asked, folder: Path, say: Say) -> Found:
     """Both runs; if they part, again with the operators of that step."""
-    extent = Extent(asked.steps, phase="(1 of 2)")
+    extent = RunExtent(asked.steps, phase="(1 of 2)")
     one = recorded(asked, asked.settings[0], folder, extent, say)
-    extent = Extent(asked.steps, made=asked.steps or len(one[0].steps), phase="(2 of 2)")
+    extent = RunExtent(asked.steps, made=asked.steps or len(one[0].steps), phase="(2 of 2)")
     other = recorded(asked, asked.settings[1], folder, extent, say)
     found = Found(one, other, compare(one, other), 1)
     if found.finding is None:
@@ -86,7 +86,7 @@ def _locate(asked: Asked, found: Found, folder: Path, say: Say) -> Found:
         detail = (min(seen), min(max(seen), min(seen) + WINDOW_STEPS - 1))
         steps = _steps(*detail)
         say(f"the runs differ at step {seen[-1]}; repeating them with the operators of {steps}")
-        extent = Extent(detail[1], detail, phase="with operators")
+        extent = RunExtent(detail[1], detail, phase="with operators")
         again = [recorded(asked, each, folder, extent, say) for each in asked.settings]
         finding = compare(*again)
         if finding is not None and finding.located:
@@ -116,7 +116,7 @@ def _probe_hash_seed(asked: Asked, found: Found, folder: Path, say: Say) -> Foun
     one, other = asked.settings
     alike = replace(other, name="B-hash-seed", hash_seed=one.hash_seed)
     last = asked.steps if finding.part == "length" else finding.step
-    again = recorded(asked, alike, folder, Extent(last), say)
+    again = recorded(asked, alike, folder, RunExtent(last), say)
     if not _equal_so_far(found.one, again, finding):
         return found
     return replace(found, finding=_by_hash_seed(asked, finding))
@@ -148,7 +148,7 @@ def record(asked: Asked, folder: Path, detail: tuple[int, int]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     setting = replace(asked.settings[0], hash_seed="")
     try:
-        run_once(asked, setting, folder, Extent(detail[1] or asked.steps, detail), say)
+        run_once(asked, setting, folder, RunExtent(detail[1] or asked.steps, detail), say)
     except Stopped:
         say("stopped")
         return INTERRUPTED

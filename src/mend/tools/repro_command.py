@@ -15,7 +15,7 @@ from mend.errors import ConfigError, UsageError
 from mend.tools.launch_command import pair_of
 
 if TYPE_CHECKING:
-    from mend.tools.repro_runs import Setting
+    from mend.tools.repro_runs import RunSetting
 
 HELP = """Run a training script twice, compare the bits, and name the first operator that differs.
 
@@ -204,17 +204,17 @@ def _refuse_options(context: typer.Context, certify: bool, verify: bool) -> None
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
-def _settings(options: Mapping[str, Any]) -> tuple[Setting, Setting]:
+def _settings(options: Mapping[str, Any]) -> tuple[RunSetting, RunSetting]:
     """Of runs A and B."""
     from mend.tools.repro import HASH_SEEDS
-    from mend.tools.repro_runs import Setting
+    from mend.tools.repro_runs import RunSetting
 
-    def of(name: str) -> Setting:
+    def of(name: str) -> RunSetting:
         own = options[f"{name}_nproc"]
         env = dict(pair_of(text, f"--{name}-env") for text in options[f"{name}_env"] or [])
         arguments = tuple(shlex.split(options[f"{name}_args"]))
         ranks = options["nproc"] if own is None else own
-        return Setting(name.upper(), ranks, arguments, env, HASH_SEEDS[0])
+        return RunSetting(name.upper(), ranks, arguments, env, HASH_SEEDS[0])
 
     one, other = of("a"), of("b")
     if replace(other, name="A") == one:  # else one difference at a time

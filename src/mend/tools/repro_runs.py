@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunSetting:
     """The setting of one of the two runs. `processes` 0: plain python, else torchrun."""
 
     name: str
@@ -59,7 +59,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Extent:
+class RunExtent:
     """The part of a run that is recorded. 0: not known, or none."""
 
     last: int = 0
@@ -80,7 +80,7 @@ class Extent:
 class Asked:
     command: tuple[str, ...]
     """A script and its arguments, or -m and a module."""
-    settings: tuple[Setting, Setting]
+    settings: tuple[RunSetting, RunSetting]
     steps: int = 0
     """0: all that the script makes."""
     keep: Path | None = None
@@ -117,7 +117,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def recorded(
-    asked: Asked, setting: Setting, folder: Path, extent: Extent, say: Say
+    asked: Asked, setting: RunSetting, folder: Path, extent: RunExtent, say: Say
 ) -> list[Recording]:
     """Run the script once; returns the recordings of its ranks. Raises as run_once does."""
     own = folder / (f"{setting.name}-operators" if extent.detail[1] else setting.name)
@@ -126,7 +126,7 @@ def recorded(
     return read(own)
 
 
-def command_of(asked: Asked, setting: Setting, folder: Path, extent: Extent) -> list[str]:
+def command_of(asked: Asked, setting: RunSetting, folder: Path, extent: RunExtent) -> list[str]:
     steps = [str(extent.last), "{}:{}".format(*extent.detail), "rows" if extent.rows else "-"]
     child = ["-m", "mend.tools.repro_child", str(folder), *steps]
     script = [*asked.command, *setting.arguments]
@@ -140,7 +140,7 @@ def command_of(asked: Asked, setting: Setting, folder: Path, extent: Extent) -> 
     ]
 
 
-def run_once(asked: Asked, setting: Setting, folder: Path, extent: Extent, say: Say) -> None:
+def run_once(asked: Asked, setting: RunSetting, folder: Path, extent: RunExtent, say: Say) -> None:
     """Run the script once. Raises UsageError if it fails, Stopped at Ctrl-C. A script that hangs
     after its last step, as some do in destroy_process_group(), is ended after END_S; what it has
     recorded is whole. Leaves no process behind."""
@@ -157,7 +157,7 @@ def run_once(asked: Asked, setting: Setting, folder: Path, extent: Extent, say: 
         )  # fmt: skip
         try:
             end = _End(folder, setting.processes or 1, last, extent.limit_s)
-            _wait(child, interrupts, Progress(title, folder, say, last, lines), end)
+            _wait(child, interrupts, RunProgress(title, folder, say, last, lines), end)
             if end.hangs:
                 _ask_where(child, token)
         finally:
@@ -179,14 +179,14 @@ def run_once(asked: Asked, setting: Setting, folder: Path, extent: Extent, say: 
         raise UsageError(f"{title} ended with status {code}:\n  {tail}")
 
 
-def _environment(setting: Setting, token: str) -> dict[str, str]:
+def _environment(setting: RunSetting, token: str) -> dict[str, str]:
     env = {**os.environ, **setting.env, TOKEN: token}
     if setting.chooses_hash_seed:
         env |= {"PYTHONHASHSEED": setting.hash_seed, HASH_SEED_CHOSEN: "1"}
     return env
 
 
-def _wait(child: Child, interrupts: Interrupts, progress: Progress, end: _End) -> None:
+def _wait(child: Child, interrupts: Interrupts, progress: RunProgress, end: _End) -> None:
     seen, kill_s = 0, 0.0
     while child.running():
         time.sleep(POLL_S)
@@ -241,7 +241,7 @@ def _has(path: Path, beginning: bytes) -> bool:
         return any(line.startswith(beginning) for line in lines)
 
 
-class Progress:
+class RunProgress:
     """Says how far a run is, by the file of rank 0: the phase, the steps and the time left.
 
     `total`: steps that it will make, 0: not known. `lines`: what the script said last.

@@ -28,7 +28,7 @@ INTERRUPTED = 130
 
 
 def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> int:
-    """Returns the exit status. Raises ConfigError for what is no address."""
+    """Returns the exit status. Raises ConfigError for what is not an address."""
     with watching(Wanted(addresses, job, ASK_S, True, False, FIRST_S)) as watch:
         try:
             return _retire(rack, watch, wait_s)
@@ -57,7 +57,7 @@ def _retire(rack: int, watch: Watch, wait_s: float) -> int:
     print(f"job {first.job!r}: telling {about} that rack {rack} ({where}) is permanently lost")
     gone = Retire(rack, life)
     frame = wire.encode(Envelope(first.job, PERSON, 0, secrets.randbits(62), gone))
-    end, found = time.monotonic() + wait_s, Outcome("", final=False, accepted=False)
+    end, found = time.monotonic() + wait_s, RetireResult("", final=False, accepted=False)
     while time.monotonic() < end:
         for answer in answers:
             watch.client.ask(answer.address, frame)
@@ -133,7 +133,7 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
     return ""
 
 
-class Outcome(NamedTuple):
+class RetireResult(NamedTuple):
     """`text`: what has become of it. `final`: nothing more will change. `accepted`: by a process of
     the job at least."""
 
@@ -142,17 +142,17 @@ class Outcome(NamedTuple):
     accepted: bool = True
 
 
-def outcome(answers: Sequence[Answer], rack: int, life: int) -> Outcome:
+def outcome(answers: Sequence[Answer], rack: int, life: int) -> RetireResult:
     """The outcome so far, as the answers tell it."""
     views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
     seated = seat is not None and seat.life == life
     if first.coordinates and not seated and evicted_life(answers, rack) != life:
         racks = ", ".join(str(seen.rack) for seen in first.racks) or "none"
-        return Outcome(f"rack {rack} is out; the job goes on with racks {racks}", final=True)
+        return RetireResult(f"rack {rack} is out; the job goes on with racks {racks}", final=True)
     noted = sorted(rack_name(view.rack) for view in views if rack in view.retired)
     if not noted:
         again = f"no process accepted it: {rack_name(first.rack)} may hear rack {rack} again"
-        return Outcome(again, final=False, accepted=False)
+        return RetireResult(again, final=False, accepted=False)
     here = {view.rack for view in views}
     # A rack that does not answer here may answer the process that coordinates.
     there = {*here, *first.retired, *(s.rack for s in first.racks if first.coordinates and s.live)}
@@ -162,9 +162,9 @@ def outcome(answers: Sequence[Answer], rack: int, life: int) -> Outcome:
         racks = ", ".join(map(str, missing))
         each = " and ".join(f"`mend retire {r}`" for r in missing)
         lacking = f"{retired}; there is no quorum without {racks}: start it again, or {each}"
-        return Outcome(lacking, final=not first.coordinates)
+        return RetireResult(lacking, final=not first.coordinates)
     if here <= {WITNESS}:
         again = "start all racks again to begin a new job under this name"
-        return Outcome(f"{retired}; no rack of the job is left: {again}", final=True)
+        return RetireResult(f"{retired}; no rack of the job is left: {again}", final=True)
     waits = f"{retired}; the remaining racks have not continued yet: watch them with `mend top`"
-    return Outcome(waits, final=False)
+    return RetireResult(waits, final=False)

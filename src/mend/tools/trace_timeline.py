@@ -47,7 +47,7 @@ class OfferFacts:
 
 
 @dataclass
-class RankFacts:
+class RankTimes:
     """One rank's part in a round. `in_mend_ns`: its training thread, from the end of the step until
     the version was applied; not known of the last step."""
 
@@ -72,7 +72,7 @@ class RoundFacts:
     """(time, rack that opened it)."""
     whys: list[tuple[int, Reason]] = field(default_factory=list)
     """(time, why it did not go on), whenever that changed."""
-    gathers: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    proposals: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """(time, attempt, racks)."""
     held: dict[int, int] = field(default_factory=dict)
     declined: dict[int, str] = field(default_factory=dict)
@@ -81,12 +81,12 @@ class RoundFacts:
     commit: Commit | None = None
     index: int = 0
     """Index of its record in the log."""
-    ranks: dict[tuple[int, int], RankFacts] = field(default_factory=lambda: defaultdict(RankFacts))
+    ranks: dict[tuple[int, int], RankTimes] = field(default_factory=lambda: defaultdict(RankTimes))
 
     @property
     def closed_ns(self) -> int | None:
         """Time at which its members were fixed for the last time."""
-        return self.gathers[-1][0] if self.gathers else self.written_ns
+        return self.proposals[-1][0] if self.proposals else self.written_ns
 
 
 @dataclass(eq=False)
@@ -135,7 +135,7 @@ class Story:
         return self.live[place - 1][1] if place else None
 
 
-class Tape(Protocol):
+class TapeSource(Protocol):
     """Such as a `RecordedTape`; `entries` may be called again."""
 
     @property
@@ -144,7 +144,9 @@ class Tape(Protocol):
     def entries(self) -> Iterable[Entry | Gap]: ...
 
 
-def newest_job(tapes: Sequence[Tape]) -> tuple[int, list[tuple[Header, Iterable[Entry | Gap]]]]:
+def newest_job(
+    tapes: Sequence[TapeSource],
+) -> tuple[int, list[tuple[Header, Iterable[Entry | Gap]]]]:
     """Return how many jobs these tapes are of, and the entries of the one that was founded last.
     Several may have written into one folder, and their rounds have the same numbers. Raises
     TapeError."""
@@ -162,7 +164,7 @@ def newest_job(tapes: Sequence[Tape]) -> tuple[int, list[tuple[Header, Iterable[
     return len(jobs), placed
 
 
-def _founded(tape: Tape) -> dict[Genesis, int]:
+def _founded(tape: TapeSource) -> dict[Genesis, int]:
     """The first records of logs that the tape heard of or sent, with the time of day."""
     found: dict[Genesis, int] = {}
     for entry in tape.entries():
@@ -178,11 +180,11 @@ def _founded(tape: Tape) -> dict[Genesis, int]:
     return found
 
 
-def _since(tape: Tape, begin_ns: int) -> Iterable[Entry | Gap]:
+def _since(tape: TapeSource, begin_ns: int) -> Iterable[Entry | Gap]:
     return (e for e in tape.entries() if isinstance(e, Gap) or _time_of_day(tape, e) >= begin_ns)
 
 
-def _time_of_day(tape: Tape, entry: Entry) -> int:
+def _time_of_day(tape: TapeSource, entry: Entry) -> int:
     return entry.now_ns + tape.header.wall_ns - tape.header.mono_ns
 
 
@@ -280,11 +282,11 @@ class _CoordinatorReader:
     def _orders(self, orders: Orders, at_ns: int) -> None:
         story = self._story
         _records(story, orders.prev, orders.records, at_ns)
-        for gather in orders.gathers:
-            made = story.round(gather.fragment, gather.version)
-            if all(attempt != gather.attempt for _, attempt, _ in made.gathers):
-                racks = tuple(offer.member.rack for offer in gather.members)
-                made.gathers.append((at_ns, gather.attempt, racks))
+        for proposal in orders.proposals:
+            made = story.round(proposal.fragment, proposal.version)
+            if all(attempt != proposal.attempt for _, attempt, _ in made.proposals):
+                racks = tuple(offer.member.rack for offer in proposal.members)
+                made.proposals.append((at_ns, proposal.attempt, racks))
         if orders.live != self._live:
             self._live = orders.live
             story.live.append((at_ns, orders.live))
@@ -322,7 +324,7 @@ class _RankReader:
         self._captured: dict[tuple[int, int], tuple[int | None, ...]] = {}
         self._steps: dict[tuple[int, int], int] = {}
         """(fragment, seq) -> step of the capture."""
-        self._behind: list[RankFacts] = []
+        self._behind: list[RankTimes] = []
         """Versions that were applied after the newest step, or captured there and merged."""
 
     def end(self) -> None:
@@ -375,7 +377,7 @@ class _RankReader:
                     facts.in_mend_ns = at_ns - self._stepped_ns
                 self._behind.append(facts)
 
-    def _facts(self, fragment: int, version: int) -> RankFacts:
+    def _facts(self, fragment: int, version: int) -> RankTimes:
         return self._story.round(fragment, version).ranks[self._me]
 
     def _commit(self, commit: Commit, at_ns: int) -> None:

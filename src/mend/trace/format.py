@@ -33,7 +33,7 @@ from mend.coordination.machines import ProcessSpec
 from mend.errors import TapeError
 
 MAGIC = b"mendtape"
-VERSION = 9
+VERSION = 10
 LEVEL = 6
 """The zlib level: it costs a few percent of a core at a thousand events a second."""
 

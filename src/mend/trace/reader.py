@@ -218,7 +218,7 @@ def _rest(file: BinaryIO) -> tuple[int, bool]:
 
 
 def _cut(count: int, place: int) -> str:
-    return f"the tail is cut: {count} bytes from byte {place} on are no whole chunk"
+    return f"the tail is cut: {count} bytes from byte {place} on are not a whole chunk"
 
 
 def _records(file: TapeFile) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ TEXT_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """The first event whose effects differ. `where`: the path to the field that differs."""
 
     entry: Entry
@@ -36,7 +36,7 @@ class Replayed:
     events: int = 0
     effects: int = 0
     rounds: int = 0
-    difference: Difference | None = None
+    difference: ReplayDifference | None = None
     gap: Gap | None = None
 
 
@@ -80,19 +80,19 @@ def _committed(effects: list[Effect]) -> set[tuple[int, int]]:
     return versions
 
 
-def _difference(entry: Entry, came: tuple[Answer, ...], error: str) -> Difference:
+def _difference(entry: Entry, came: tuple[Answer, ...], error: str) -> ReplayDifference:
     if error != entry.error:
-        return Difference(entry, "raised", entry.error or "nothing", error or "nothing")
+        return ReplayDifference(entry, "raised", entry.error or "nothing", error or "nothing")
     for index, (old, new) in enumerate(zip(entry.answers, came, strict=False), start=1):
         if old != new:
             before, after = effect_of(old), effect_of(new)
             where, one, other = first_difference(before, after, type(before).__name__)
-            return Difference(entry, f"effect {index}, {where}", _text(one), _text(other))
+            return ReplayDifference(entry, f"effect {index}, {where}", _text(one), _text(other))
     shorter = min(len(entry.answers), len(came))
     more = entry.answers if len(entry.answers) > shorter else came
     extra = _text(effect_of(more[shorter]))
     sides = (extra, "nothing") if more is entry.answers else ("nothing", extra)
-    return Difference(entry, f"effect {shorter + 1}", *sides)
+    return ReplayDifference(entry, f"effect {shorter + 1}", *sides)
 
 
 def first_difference(old: object, new: object, where: str) -> tuple[str, object, object]:

@@ -92,7 +92,7 @@ def header_of(
 
 
 def _encodable(value: Any) -> Any:
-    """The same for UTF-8: a path has lone surrogates for bytes that are no text in the locale of
+    """The same for UTF-8: a path has lone surrogates for bytes that are not text in the locale of
     the process, as all beyond ASCII with LANG=C."""
     if isinstance(value, dict):
         return {key: _encodable(each) for key, each in value.items()}

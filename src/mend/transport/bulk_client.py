@@ -31,7 +31,7 @@ from mend.errors import (
 from mend.transport.asking import Asked, Ends, ask_around, most_telling, no_holder
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import CARRIED_MAX, PayloadServer, advertised
-from mend.transport.bulk_transfer import LENGTH_MIN, LENGTH_SWIFT, Attempt, Incoming
+from mend.transport.bulk_transfer import LENGTH_MIN, LENGTH_SWIFT, Incoming, TransferAttempt
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, is_quiet, tune
 from mend.transport.growth import Growth
 from mend.transport.kept_threads import KeptThreads
@@ -106,7 +106,7 @@ class BulkLane:
         self.bytes_received = 0
         self._lock = threading.Lock()
         self._idle: dict[Address, list[ReaderEnd]] = {}
-        self._attempts: set[Attempt] = set()
+        self._attempts: set[TransferAttempt] = set()
         self._quick: dict[Address, int] = {}
         """Size of the first request to each holder that has answered quickly. Loop thread only."""
         self._thin: dict[Address, asyncio.Semaphore] = {}
@@ -215,7 +215,7 @@ class BulkLane:
             return _unreachable(holder, error)
         if self._closed:
             return _closed_during_fetch()
-        attempt = Attempt(
+        attempt = TransferAttempt(
             incoming,
             holder,
             key,
@@ -243,7 +243,7 @@ class BulkLane:
             return None
         return attempt.error or _unreachable(holder, attempt.broken)
 
-    def _learn(self, attempt: Attempt) -> None:
+    def _learn(self, attempt: TransferAttempt) -> None:
         """Remember how to begin the next pull from this holder."""
         if attempt.quick is False or isinstance(attempt.error, TransferStalled):
             self._quick.pop(attempt.holder, None)
@@ -253,7 +253,7 @@ class BulkLane:
                 known = LENGTH_SWIFT if attempt.swift else LENGTH_MIN
             self._quick[attempt.holder] = known
 
-    async def _watch(self, attempt: Attempt, ended: asyncio.Future[None]) -> None:
+    async def _watch(self, attempt: TransferAttempt, ended: asyncio.Future[None]) -> None:
         """Wait for the streams; stop them if no verified byte arrives for the stall time-out.
 
         It counts checks, not differences of a clock, so a process that was frozen itself does not
@@ -291,7 +291,7 @@ class BulkLane:
             return await asyncio.wait_for(looking, CONNECT_NS_MAX / SECOND)
 
     def _in_threads(
-        self, attempt: Attempt, jobs: Sequence[Callable[[], None]]
+        self, attempt: TransferAttempt, jobs: Sequence[Callable[[], None]]
     ) -> asyncio.Future[None]:
         """Run the jobs of an attempt concurrently. The future is done when all have ended, so the
         loop wakes up once."""
@@ -321,20 +321,20 @@ class BulkLane:
                 run(attempt.widens.set if number == 0 else lambda: None)
         return asyncio.wrap_future(future)
 
-    def _stream_later(self, attempt: Attempt, where: _AddrInfo) -> None:
+    def _stream_later(self, attempt: TransferAttempt, where: _AddrInfo) -> None:
         """A further connection, which begins once the first has had a quick reply or has ended."""
         attempt.widens.wait()
         if not attempt.stopped and not attempt.incoming.all_taken:
             self._share(attempt, where)
 
-    def _stream(self, attempt: Attempt, where: _AddrInfo) -> None:
+    def _stream(self, attempt: TransferAttempt, where: _AddrInfo) -> None:
         """The first connection."""
         try:
             self._share(attempt, where)
         finally:
             attempt.widens.set()
 
-    def _share(self, attempt: Attempt, where: _AddrInfo) -> None:
+    def _share(self, attempt: TransferAttempt, where: _AddrInfo) -> None:
         """One connection's share of an attempt, in a thread.
 
         Tries an idle connection first. It may have died unnoticed, so if it fails, a new one is

@@ -135,7 +135,7 @@ class Incoming:
         )
 
 
-class Attempt:
+class TransferAttempt:
     """One payload from one holder: the connections that work on it, and why it ended."""
 
     def __init__(

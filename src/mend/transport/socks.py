@@ -32,11 +32,11 @@ def connect_through(proxy: socket.socket, to: Address) -> None:
     connection was refused behind the proxy), and other errors of the socket."""
     proxy.sendall(bytes((VERSION, 1, NO_AUTHENTICATION)))
     if _read(proxy, 2) != bytes((VERSION, NO_AUTHENTICATION)):
-        raise ConnectionError("the proxy is no SOCKS5 proxy, or wants a password")
+        raise ConnectionError("the proxy is not a SOCKS5 proxy, or wants a password")
     proxy.sendall(bytes((VERSION, CONNECT, 0)) + _name(to.host) + struct.pack("!H", to.port))
     version, reply, _, kind = _read(proxy, 4)
     if version != VERSION:
-        raise ConnectionError("the proxy is no SOCKS5 proxy")
+        raise ConnectionError("the proxy is not a SOCKS5 proxy")
     if reply != 0:
         reason = f"the SOCKS proxy did not connect: {REASONS.get(reply, f'reply {reply}')}"
         raise ConnectionRefusedError(reason) if reply == REFUSED else ConnectionError(reason)
@@ -59,7 +59,7 @@ def _encoded(host: str) -> bytes:
     try:
         return host.encode("idna")
     except UnicodeError as error:  # a part is empty or too long
-        raise ConnectionError(f"{host!r} is no name of a host: {error}") from None
+        raise ConnectionError(f"{host!r} is not the name of a host: {error}") from None
 
 
 def _read(sock: socket.socket, size: int) -> bytes:

@@ -240,7 +240,7 @@ def replay_command(
     Replay names what the tapes do not hold, such as the last moments of a killed process.
 
     Exit status 0: all equal; 1: something differs; 2: a tape cannot be read or replayed, or there
-    is no script.
+    is not a script.
 
     [bold]Examples[/bold]
 

@@ -257,7 +257,7 @@ def plot(rows: list[Row], path: Path) -> None:
     write equal bytes. Raises ConfigError without matplotlib, for another kind of file, and where
     it cannot be written."""
     if path.suffix not in KINDS:
-        rule = "is no name of a picture that can be drawn"
+        rule = "is not the name of a picture that can be drawn"
         raise ConfigError("plot", str(path), rule, f"End it in {', '.join(KINDS)}.")
     try:
         from matplotlib import rc_context

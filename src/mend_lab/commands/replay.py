@@ -14,7 +14,7 @@ import typer
 
 from mend.errors import ConfigError, TapeError
 from mend.tools import versions
-from mend.tools.launch import Job, Launch, Outcome
+from mend.tools.launch import Job, Launch, LaunchResult
 from mend.tools.processes import Child, kill_orphans
 from mend.trace.reader import read_tape, tapes_in
 from mend.types import WITNESS, Peer
@@ -170,7 +170,7 @@ class Rerun(Launch):
 
     # -------------------------------------------------------------- when it is over
 
-    def print_result(self, outcome: Outcome) -> int:
+    def print_result(self, outcome: LaunchResult) -> int:
         """Say what was found; returns the exit status."""
         rounds, racks = len(self._script.commits), racks_of(self._script)
         if differences := self._differences():

@@ -53,7 +53,7 @@ class Settings:
         if not 0 <= self.overlap < self.period:
             raise ValueError(f"overlap={self.overlap} must be in [0, period={self.period})")
         if self.apply_mode not in ("carry", "overwrite", "blend"):
-            raise ValueError(f"apply_mode={self.apply_mode!r} is none of carry, overwrite, blend")
+            raise ValueError(f"apply_mode={self.apply_mode!r}, not carry, overwrite or blend")
 
     @property
     def in_weights(self) -> bool:

@@ -65,8 +65,8 @@ class ReplayRound(Round):
     def _all_hold(
         self, record: Commit, members: tuple[Offer, ...], inputs: RoundInputs, now_ns: int
     ) -> bool:
-        if self.phase is not Phase.GATHER:
-            self.phase, self.members, self.count = Phase.GATHER, members, 1
+        if self.phase is not Phase.PROPOSED:
+            self.phase, self.members, self.count = Phase.PROPOSED, members, 1
             self.absent = record.absent
             self.gathered_ns = self.started_ns = now_ns
         results = {

@@ -142,7 +142,7 @@ def decode_script(data: bytes) -> ReplayScript:
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
-        raise TapeError(f"this is no script of a replay: {error}") from error
+        raise TapeError(f"this is not a script of a replay: {error}") from error
 
 
 # ------------------------------------------------------------------ from tapes

@@ -14,7 +14,7 @@ from mend.coordination.events import Discarded, Event, Leaving
 from mend.coordination.machines import Machines, ProcessSpec, machines_of
 from mend.engine.checkpoint.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
 from mend.engine.compute.digest import digest_of_state
-from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.joining.training_state import Mirror, Mirrored, ReceivedState, TrainingState
 from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.rank_factory import RankFactory
 from mend.engine.state.fragment_state import POLL_NS, OpenOffer, Requests, Wait
@@ -214,7 +214,7 @@ class ReplayTrainer(Trainer):
         self._go_on_from(copied)
         self._stand()
 
-    def _load_copied(self) -> Generator[Any, Any, Received | None]:
+    def _load_copied(self) -> Generator[Any, Any, ReceivedState | None]:
         state, copied = self.states.state, self._copies
         if state is None:
             return None
@@ -224,7 +224,7 @@ class ReplayTrainer(Trainer):
             return None
         yield from self._await_state(self._states, copied)
         data_B, then = self._states.read(copied, self._rank), copied.digests[self._rank]
-        received = Received(copied.rack, copied.step, then, data_B)
+        received = ReceivedState(copied.rack, copied.step, then, data_B)
         state.load(received)
         return received
 
@@ -257,9 +257,9 @@ class ReplayTrainer(Trainer):
                 raise self.published.failure
             if self.published.rounds.count != commits:
                 commits, since_ns = self.published.rounds.count, self._now_ns()
-            if self._now_ns() - since_ns > self.options.give_up_ns:
+            if self._now_ns() - since_ns > self.options.wait_timeout_ns:
                 raise GaveUp(
-                    f"replay: {self._title} waited {self.options.give_up_ns / SECOND:g} s "
+                    f"replay: {self._title} waited {self.options.wait_timeout_ns / SECOND:g} s "
                     f"(wait_timeout_s) for the state of rack {copied.rack} at step {copied.step}"
                 )
             yield Wait(lambda: files.has(copied, self._rank), POLL_NS)
@@ -349,7 +349,7 @@ class ReplayTrainer(Trainer):
 
     def _until(self, ready: Callable[[], bool], what: str) -> Requests:
         """Wait for `ready`, at most wait_timeout_s after the last decided round. Raises GaveUp."""
-        published, limit_ns = self.published, self.options.give_up_ns
+        published, limit_ns = self.published, self.options.wait_timeout_ns
         while True:
             commits = published.rounds.count
             waited: bool = yield Wait(

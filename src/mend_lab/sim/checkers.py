@@ -219,7 +219,7 @@ class Checkers:
         rail = watched.me.rank
         anchor = watched.trainer.fragment_states[fragment].anchor
         if first_unsound(anchor.values) is not None:
-            self.problem(f"I8: {watched.me} trains on an anchor that is no numbers")
+            self.problem(f"I8: {watched.me} trains on an anchor that is not numbers")
         if anchor.version == version:
             digest = anchor.recomputed()
             if self.bits.setdefault((rail, fragment, version), digest) != digest:

@@ -90,7 +90,7 @@ def sentence(fault: Fault, scenario: Scenario) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class FaultActions:
     """The effects of faults on processes, which the world carries out."""
 
     crash: Callable[[Fault], None]
@@ -113,9 +113,9 @@ class Broken:
         self._armed: list[tuple[Fault, int]] = []
         self._sent: Counter[tuple[int, str]] = Counter()
 
-    def plan(self, scenario: Scenario, hands: Hands) -> None:
+    def plan(self, scenario: Scenario, actions: FaultActions) -> None:
         """Put all faults on the clock."""
-        self.scenario, self.hands = scenario, hands
+        self.scenario, self.actions = scenario, actions
         for fault in scenario.faults:
             assert fault.kind in KINDS, f"{fault.kind=} is not in KINDS"
             job = self._arm if fault.after else self._begin
@@ -162,16 +162,16 @@ class Broken:
         self._tell(what(fault) + behind)
         match fault.kind:
             case "crash":
-                self.hands.crash(fault)
+                self.actions.crash(fault)
             case "restart":
-                self.hands.crash(fault)
+                self.actions.crash(fault)
                 self.loop.at(end_ns, lambda: self._start_again(fault))
             case "freeze":
-                self.hands.freeze(fault, end_ns)
+                self.actions.freeze(fault, end_ns)
             case "clock_jump" | "clock_drift":
-                self.hands.clock(fault, True)
+                self.actions.clock(fault, True)
             case "retire":
-                self.hands.retire(fault)
+                self.actions.retire(fault)
         if KINDS[fault.kind].lasts and fault.kind not in ("freeze", "restart"):
             self.active.setdefault(fault.kind, []).append(fault)
             if end_ns < FOR_EVER:
@@ -179,14 +179,14 @@ class Broken:
 
     def _start_again(self, fault: Fault) -> None:
         self._tell(f"{name_of(fault.a)} is started again")
-        self.hands.restart(fault)
+        self.actions.restart(fault)
 
     def _end(self, fault: Fault) -> None:
         self.active[fault.kind].remove(fault)
         if not self.active[fault.kind]:
             del self.active[fault.kind]
         if fault.kind == "clock_drift":
-            self.hands.clock(fault, False)
+            self.actions.clock(fault, False)
 
     # -------------------------------------------------------------- questions
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mend.codec import Codec
 from mend.engine.compute.numerics import Numerics
-from mend.engine.compute.offers import Encoded, Read
+from mend.engine.compute.offers import EncodedOffer, Read
 from mend.transport.bulk_wire import checksum_of
 from mend.transport.growth import Growth
 
@@ -32,7 +32,7 @@ class Spoiler(Numerics):
         codec: Codec | None = None,
         read: Read | None = None,
         grows: Callable[[Tensor], Growth] | None = None,
-    ) -> Encoded:
+    ) -> EncodedOffer:
         made = super().encode(delta_N, residual_N, anchor_N, codec, read)
         value = self._spoils()
         if value is None or not delta_N.numel():

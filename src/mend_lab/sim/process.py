@@ -380,7 +380,7 @@ class Training:
         self._steps, self._step_ns = scenario.steps[number], scenario.step_ns[number]
         self._pauses = {step: ns for rack, step, ns in scenario.pauses if rack == number}
         self._cut_step = scenario.cut_step
-        self.doing: Requests | None = None
+        self.requests: Requests | None = None
         self.began = False
         self.ended = False
         self.failure: Exception | Evicted | None = None
@@ -439,16 +439,16 @@ class Training:
         self.stalls.append((self.process.loop.now_ns - started_ns, wait.limit_ns))
         self._advance(wait.ready())
 
-    def _drive(self, doing: Requests) -> None:
-        self.doing = doing
+    def _drive(self, requests: Requests) -> None:
+        self.requests = requests
         self._advance(None)
 
     def _advance(self, answer: object) -> None:
-        assert self.doing is not None
+        assert self.requests is not None
         try:
-            request = self.doing.send(answer)
+            request = self.requests.send(answer)
         except StopIteration:
-            self.doing = None
+            self.requests = None
             self._next()
             return
         except (Exception, Evicted) as error:
@@ -578,7 +578,7 @@ class Training:
     def _fail(self, error: Exception | Evicted) -> None:
         self.failure = error
         self.ended = True
-        self.doing = None
+        self.requests = None
         if isinstance(error, Diverged):  # the script ends
             self.process.later(THREAD_HOP_NS, self.process.give_up)
         elif isinstance(error, JobLost | Evicted):

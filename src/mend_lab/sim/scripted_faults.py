@@ -286,7 +286,7 @@ def _restarts(racks: list[int], rng: random.Random, begin_ns: int) -> list[Fault
 
 
 def _two_at_once(seed: int, rng: random.Random) -> Scenario:
-    """Those that are left are no quorum, most times; perhaps one of them coordinates."""
+    """Those that are left are not a quorum, most times; perhaps one of them coordinates."""
     voters = rng.choice(((3, False), (3, False), (3, True), (3, True), (4, False), (2, True)))
     scenario = job(seed, rng, voters, LENGTH_S)
     lost = rng.sample(scenario.targets, 2)
@@ -463,7 +463,7 @@ def _retired(seed: int, rng: random.Random) -> Scenario:
     scenario = replace(job(seed, rng, voters, LENGTH_S), k=1)
     lost = rng.sample(range(scenario.racks), scenario.racks - 1)
     if voters == (2, False):
-        lost = [0]  # rack 1 alone is no quorum
+        lost = [0]  # rack 1 alone is not a quorum
     begin_ns, faults = seconds(rng, 0.5, 2.0), []
     for fault in _restarts(lost, rng, begin_ns):
         if fault.a != lost[0] and rng.random() < 0.4:

@@ -59,7 +59,7 @@ from mend.outer import OUTERS
 from mend.transport.security import Secrets
 from mend.types import MS, PERSON, SECOND, WITNESS, Member, Peer, life_of
 from mend_lab.sim.checkers import Checkers
-from mend_lab.sim.faults import Broken, Hands, target
+from mend_lab.sim.faults import Broken, FaultActions, target
 from mend_lab.sim.generate import draw
 from mend_lab.sim.loop import Loop
 from mend_lab.sim.moments import Adam, Moments
@@ -91,8 +91,8 @@ HEARTBEAT_MS = 250
 
 DETECT_NS = 2 * SECOND
 STALL_NS = 1 * SECOND
-GIVE_UP_NS = 60 * SECOND
-EVICT_NS = 8 * SECOND
+WAIT_TIMEOUT_NS = 60 * SECOND
+SEAT_TIMEOUT_NS = 8 * SECOND
 RETIRES_NS = 10 * SECOND
 """How long `mend retire` repeats its message."""
 
@@ -180,12 +180,14 @@ class World(Writer):
         self.checkers.scenario = scenario
         self.broken.plan(
             scenario,
-            Hands(self._crash, self._restart, self._freeze, self._change_clock, self._retire),
+            FaultActions(
+                self._crash, self._restart, self._freeze, self._change_clock, self._retire
+            ),
         )
         longest_fault_ns = max(
             (scenario.end_of(f) for f in scenario.faults if f.end_ns < FOR_EVER), default=0
         )
-        limit_ns = 20 * scenario.length_ns + longest_fault_ns + 2 * GIVE_UP_NS
+        limit_ns = 20 * scenario.length_ns + longest_fault_ns + 2 * WAIT_TIMEOUT_NS
         limit_ns += 10 * max(SHUTDOWN_NS, scenario.shutdown_ns)
         until = self._over_or_broken if first else self._over
         finished, fell = self._run_loop(until, limit_ns)
@@ -452,7 +454,7 @@ class World(Writer):
             s.overlap_steps,
             s.overlap_ramp,
             STALL_NS,
-            EVICT_NS,
+            SEAT_TIMEOUT_NS,
             restart_attests=True,
             expected=s.expected,
             moments=tuple(MomentFragments(s.fragments, p) for p in s.moment_periods.values()),
@@ -560,4 +562,4 @@ class World(Writer):
 def _step_options(scenario: Scenario) -> StepOptions:
     shutdown_ns = scenario.shutdown_ns
     overlapped, apply_mode = scenario.overlapped, scenario.apply_mode
-    return StepOptions(overlapped, apply_mode, 0.5, GIVE_UP_NS, shutdown_ns, BYTES_NS)
+    return StepOptions(overlapped, apply_mode, 0.5, WAIT_TIMEOUT_NS, shutdown_ns, BYTES_NS)

@@ -15,7 +15,7 @@ from benchmarks.delay_sweep.train import steps_of
 from mend.config import MendConfig
 from mend.errors import ConfigError
 from mend.tools import app
-from mend.tools.launch import Job, Outcome
+from mend.tools.launch import Job, LaunchResult
 
 
 def asked(**more: Any) -> Sweep:
@@ -113,9 +113,9 @@ def test_a_cell_is_launched_without_a_link_unless_one_is_given(
 ) -> None:
     jobs: list[Job] = []
 
-    def interrupted(job: Job, sink: object) -> Outcome:
+    def interrupted(job: Job, sink: object) -> LaunchResult:
         jobs.append(job)
-        return Outcome(racks={}, witness=None, interrupted=2)
+        return LaunchResult(racks={}, witness=None, interrupted=2)
 
     monkeypatch.setattr("benchmarks.delay_sweep.run.launch", interrupted)
     command = ["bench", "delay-sweep", "--quick", "--device", "cpu", "--out"]

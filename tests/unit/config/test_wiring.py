@@ -25,7 +25,7 @@ OF_SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
     "staleness_max_rounds": ({"staleness_max_rounds": 3}, 3),
     "period_steps": ({"sync_period_steps": 64}, 64), "overlap_steps": ({"overlap_steps": 5}, 5),
     "overlap_ramp": ({"outer_ramp_rounds": 5}, 5), "stall_max_ns": ({"stall_max_s": 3}, 3 * SECOND),
-    "evict_ns": ({"seat_timeout_s": 0}, 0),
+    "seat_timeout_ns": ({"seat_timeout_s": 0}, 0),
     "restart_attests": ({"restart_attests_death": False}, False),
     "token_weighted": ({"token_weighted_merge": False}, False),
     "expected": ({"expected_racks": (1, 0)}, (0, 1)), "acts": ({"failslow_action": "act"}, True),

@@ -157,8 +157,8 @@ class Job:
         effects: list[Effect] = []
         for rack in racks or range(self.racks):
             found = tuple(
-                held_of(gather.fragment, gather.version, gather.attempt, result)
-                for gather in self.orders[rack].gathers
+                held_of(proposal.fragment, proposal.version, proposal.attempt, result)
+                for proposal in self.orders[rack].proposals
             )
             effects += self.say(rack, held=found)
         return effects

@@ -61,7 +61,7 @@ def policy(racks: int = 2, ranks: int = 1, fragments: int = 1, **changes: Any) -
     fields: dict[str, Any] = {
         "merge_min_racks": 1, "grace_ns": 10 * SECOND, "lockstep": False, "staleness_max_rounds": 2,
         "period_steps": 8, "overlap_steps": 2, "overlap_ramp": 0, "stall_max_ns": SECOND,
-        "evict_ns": 0, "restart_attests": True,
+        "seat_timeout_ns": 0, "restart_attests": True,
     }  # fmt: skip
     return Policy(racks=racks, ranks=ranks, fragments=fragments, **{**fields, **changes})
 
@@ -204,7 +204,7 @@ def orders(serial: int, records: Sequence[Record] = (), /, **changes: Any) -> Or
         "to": member(1).incarnation, "ballot": FIRST, "lineage": log.lineage,
         "prev": 0, "chain": "", "records": tuple(records),
         "last": len(records), "decided": len(records),
-        "offers": (), "gathers": (), "settled": (), "live": (), "missing": (), "why": (),
+        "offers": (), "proposals": (), "settled": (), "live": (), "missing": (), "why": (),
     }  # fmt: skip
     return Orders(serial=serial, **{**fields, **changes})
 
@@ -219,7 +219,7 @@ def rank_report(serial: int, fragments: int = 1, **changes: Any) -> RankReport:
 
 def rank_orders(serial: int, records: Sequence[Record] = (), **changes: Any) -> RankOrders:
     fields: dict[str, Any] = {
-        "prev": 0, "records": tuple(records), "offers": (), "gathers": (), "totals": (),
+        "prev": 0, "records": tuple(records), "offers": (), "proposals": (), "totals": (),
         "settled": (), "live": (), "discarded": (), "why": (), "failure": ("", ""), "finish": False,
     }  # fmt: skip
     return RankOrders(serial=serial, **{**fields, **changes})

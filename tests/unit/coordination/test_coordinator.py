@@ -224,9 +224,9 @@ def test_a_whole_round() -> None:
     job = Job(racks=2, witness=True).begun()
     first, second = offer(0, tokens=30), offer(1, tokens=10)
     job.offered(second, first)  # the later rack first
-    (gather,) = job.orders[0].gathers
-    assert gather == job.orders[1].gathers[0]
-    assert gather.members == (first, second), "by rack, not by arrival"
+    (proposal,) = job.orders[0].proposals
+    assert proposal == job.orders[1].proposals[0]
+    assert proposal.members == (first, second), "by rack, not by arrival"
     job.held(1)
     assert job.records[1:] == []
     job.held(0)
@@ -237,7 +237,7 @@ def test_a_whole_round() -> None:
     assert job.orders[0].offers == (), "what is named is not open"
     effects = job.follow()
     assert notes(effects, "decided") == [{"fragment": 0, "version": 1}]
-    assert job.orders[0].gathers == ()
+    assert job.orders[0].proposals == ()
 
 
 def test_an_offer_arrives_when_it_cannot_be_lost_any_more() -> None:
@@ -245,17 +245,17 @@ def test_an_offer_arrives_when_it_cannot_be_lost_any_more() -> None:
     job = Job(racks=2, witness=True, grace_ns=0).begun()
     job.say(1, offers=(offer(1),))
     job.tick(SECOND // 2)
-    assert job.orders[0].gathers == ()
+    assert job.orders[0].proposals == ()
     assert job.orders[0].offers == (offer(1),), "announced, so that it can be fetched"
     job.say(0, got=(offer_id(offer(1)),))
-    assert job.orders[0].gathers[0].members == (offer(1),)
+    assert job.orders[0].proposals[0].members == (offer(1),)
 
     alone = Job(racks=2, grace_ns=0).begun()
     alone.say(0, offers=(offer(0),))
-    assert alone.orders[1].gathers[0].members == (offer(0),)
+    assert alone.orders[1].proposals[0].members == (offer(0),)
     other = Job(racks=2, grace_ns=0).begun()
     other.say(1, offers=(offer(1),))
-    assert other.orders[1].gathers == ()
+    assert other.orders[1].proposals == ()
 
 
 def test_bytes_at_a_dead_rack_do_not_count() -> None:
@@ -267,10 +267,10 @@ def test_bytes_at_a_dead_rack_do_not_count() -> None:
     job.say(0)
     job.say(2, offers=(offer(2),))
     assert job.orders[0].live == (0, 2)
-    assert job.orders[0].gathers == ()
+    assert job.orders[0].proposals == ()
     job.say(1)
     assert job.orders[0].live == (0, 1, 2)
-    assert job.orders[0].gathers[0].members == (offer(2),)
+    assert job.orders[0].proposals[0].members == (offer(2),)
 
 
 def test_below_k_nothing_commits_and_it_is_said_why() -> None:
@@ -280,11 +280,11 @@ def test_below_k_nothing_commits_and_it_is_said_why() -> None:
         job.tick(HEARTBEAT_NS)
         job.say(0)
         job.say(1)
-    assert job.orders[0].gathers == ()
+    assert job.orders[0].proposals == ()
     why = (Reason("1 of 2 offers have arrived, waiting for rack 1", fragment=0),)
     assert job.orders[0].why == why
     job.say(1, declined=(Declined(0, 0, "its delta is not finite"),))
-    assert job.orders[0].gathers == (), "a refused capture is no offer"
+    assert job.orders[0].proposals == (), "a refused capture is no offer"
 
 
 def test_racks_that_differ_are_reported_and_asked_again() -> None:
@@ -295,7 +295,7 @@ def test_racks_that_differ_are_reported_and_asked_again() -> None:
     ((fault,),) = [[each["detail"] for each in notes(effects, "fault")]]
     assert "2 different results" in str(fault)
     assert job.records[1:] == []
-    assert count_of(job.orders[0].gathers[0].attempt) == 2
+    assert count_of(job.orders[0].proposals[0].attempt) == 2
     job.held(0, 1, result=1)
     assert isinstance(job.records[1], Commit)
 
@@ -305,7 +305,7 @@ def test_an_offer_that_one_rack_finds_bad_is_dropped_and_the_rest_is_merged() ->
     job = Job(racks=3).begun()
     offers = [offer(rack) for rack in range(3)]
     job.offered(*offers)
-    (first,) = job.orders[0].gathers
+    (first,) = job.orders[0].proposals
     effects = job.say(2, bad=(Bad(offer_id(offers[1]), "its payload holds NaN"),))
     (note,) = notes(effects, "drop")
     assert note["racks"] == [1]
@@ -313,7 +313,7 @@ def test_an_offer_that_one_rack_finds_bad_is_dropped_and_the_rest_is_merged() ->
     drop = job.records[-1]
     assert isinstance(drop, Drop)
     assert (drop.dropped, drop.diverged) == ((Ended(member(1), 1),), True)
-    (again,) = job.orders[0].gathers
+    (again,) = job.orders[0].proposals
     assert again.attempt == first.attempt + 1
     assert [made.member.rack for made in again.members] == [0, 2]
     job.held(0, 2)
@@ -327,8 +327,8 @@ def test_an_offer_that_one_rack_finds_bad_is_dropped_and_the_rest_is_merged() ->
 def test_fragments_do_not_wait_for_each_other() -> None:
     job = Job(fragments=2, grace_ns=0).begun()
     job.say(0, offers=(offer(0, fragment=0), offer(0, fragment=1)))
-    assert [gather.fragment for gather in job.orders[1].gathers] == [0, 1]
-    first, second = job.orders[0].gathers
+    assert [proposal.fragment for proposal in job.orders[1].proposals] == [0, 1]
+    first, second = job.orders[0].proposals
     job.say(0, held=(held_of(1, 1, second.attempt),))
     (record,) = job.records[1:]
     assert isinstance(record, Commit)
@@ -346,7 +346,7 @@ def test_a_fragment_with_an_undecided_commit_waits() -> None:
     job.tick(SECOND)
     assert len(job.records) == 2
     job.follow()
-    assert job.orders[0].gathers[0].version == 2
+    assert job.orders[0].proposals[0].version == 2
 
 
 def test_offer_that_is_too_old_is_dropped() -> None:
@@ -363,9 +363,9 @@ def test_an_offer_that_is_too_old_has_not_arrived() -> None:
     job = Job(racks=2, witness=True, staleness_max_rounds=0, grace_ns=SECOND // 2).begun()
     job.committed(offer(0), offer(1))
     job.offered(offer(0, 2, base=1), offer(1, 2, base=0, applied=1))
-    assert job.orders[0].gathers == ()
+    assert job.orders[0].proposals == ()
     job.tick(SECOND // 2)
-    assert job.orders[0].gathers[0].members == (offer(0, 2, base=1),)
+    assert job.orders[0].proposals[0].members == (offer(0, 2, base=1),)
     job.held()
     record = job.records[-1]
     assert isinstance(record, Commit)
@@ -493,7 +493,7 @@ def test_the_end_of_grace_is_a_deadline() -> None:
     job.offered(offer(0))
     assert job.machine.deadline_ns() == job.now_ns + HEARTBEAT_NS // 4
     job.tick(HEARTBEAT_NS // 4)
-    assert job.orders[0].gathers[0].members == (offer(0),)
+    assert job.orders[0].proposals[0].members == (offer(0),)
 
 
 # -------------------------------------------------------------- leaving
@@ -659,7 +659,7 @@ def test_nothing_is_appended_behind_an_undecided_roster() -> None:
     job = Job(racks=3, grace_ns=SECOND // 2).begun()
     job.offered(offer(0), offer(1))
     job.tick(SECOND // 2)
-    assert len(job.orders[0].gathers[0].members) == 2
+    assert len(job.orders[0].proposals[0].members) == 2
     job.say(2, leaving=True, hurry=True, idle=True)
     assert isinstance(job.records[-1], Roster)
     job.held(0, 1)

@@ -434,7 +434,7 @@ def gone(of: LogState, rack: int) -> None:
 def test_an_evicted_rack_that_nobody_starts_again_is_lost_and_others_may_be_evicted() -> None:
     """It kept the job from ever evicting another one."""
     for limit_ns, said_ns in ((AWAY_NS, 0), (9 * SECOND, 9 * SECOND)):
-        ladder, of = Ladder(), evicting(witness=True, evict_ns=said_ns)
+        ladder, of = Ladder(), evicting(witness=True, seat_timeout_ns=said_ns)
         gone(of, 2)
         assert spared(of), "it is awaited"
         for now_ns in (5, 5 + limit_ns - 1):

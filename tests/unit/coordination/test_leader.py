@@ -608,13 +608,13 @@ def test_a_rank_gets_what_it_has_not_confirmed(rack: Rack) -> None:
 def test_orders_are_passed_on_to_every_rank() -> None:
     rack = Rack(ranks=2).begun()
     here = offer(0, ranks=2)
-    gather = MergeProposal(0, 1, 1, (here,))
+    proposal = MergeProposal(0, 1, 1, (here,))
     rack.told(
-        offers=(here,), gathers=(gather,), settled=(0,), live=(0, 1), why=(Reason("because"),)
+        offers=(here,), proposals=(proposal,), settled=(0,), live=(0, 1), why=(Reason("because"),)
     )
     for rank in range(2):
         told = rack.to_rank(rank)
-        assert (told.offers, told.gathers) == ((here,), (gather,))
+        assert (told.offers, told.proposals) == ((here,), (proposal,))
         assert (told.settled, told.live, told.why) == ((0,), (0, 1), ("because",))
         assert not told.finish
 

@@ -28,7 +28,7 @@ from tests.unit.coordination.nouns import (
     seat,
 )
 
-NOW_NS, EVICT_NS, DETECT_NS = 1000 * SECOND, 60 * SECOND, 2 * SECOND
+NOW_NS, SEAT_TIMEOUT_NS, DETECT_NS = 1000 * SECOND, 60 * SECOND, 2 * SECOND
 LONG_NS = SILENT_DETECTS * DETECT_NS
 DONE: dict[str, Any] = {"leaving": True, "idle": True}
 
@@ -48,7 +48,7 @@ class House:
             self.views[WITNESS] = MemberView(member(WITNESS), NOW_NS, NOW_NS)
         self.absent: set[int] = set()
         self.fields: dict[str, Any] = {
-            "offers": (), "joining": {}, "evict_ns": EVICT_NS, "detect_ns": DETECT_NS,
+            "offers": (), "joining": {}, "seat_timeout_ns": SEAT_TIMEOUT_NS, "detect_ns": DETECT_NS,
             "demotes": False, "ready": [view.member for view in self.views.values()],
         }  # fmt: skip
 
@@ -204,9 +204,9 @@ def test_a_learner_votes_when_it_holds_what_is_decided_and_is_live() -> None:
 
 def test_silence_costs_the_seat_after_evict_ns() -> None:
     house = House()
-    house.silent(2, EVICT_NS - 1)
+    house.silent(2, SEAT_TIMEOUT_NS - 1)
     assert house.next() is None
-    house.silent(2, EVICT_NS)
+    house.silent(2, SEAT_TIMEOUT_NS)
     change = house.next()
     assert seats_of(change) == [member(0), member(1)]
     assert change.reason == "rack 2 was absent for too long"
@@ -215,14 +215,14 @@ def test_silence_costs_the_seat_after_evict_ns() -> None:
 def test_silent_rack_with_eviction_off_keeps_its_seat() -> None:
     """0 is said by the settings, and in lockstep by the coordinator."""
     house = House()
-    house.fields["evict_ns"] = 0
-    house.silent(2, 1000 * EVICT_NS)
+    house.fields["seat_timeout_ns"] = 0
+    house.silent(2, 1000 * SEAT_TIMEOUT_NS)
     assert house.next() is None
 
 
 def test_a_silent_witness_keeps_its_seat() -> None:
     house = House(witness=True)
-    house.silent(WITNESS, EVICT_NS)
+    house.silent(WITNESS, SEAT_TIMEOUT_NS)
     assert house.next() is None
 
 
@@ -233,11 +233,11 @@ def test_silent_rack_keeps_its_seat_while_the_remaining_quorum_lacks_the_bytes()
     """Racks 0 and 1 hold version 1. Without rack 0, rack 2 is not the lower of two, but 1 is."""
     house = House()
     house.say(2, versions=(0,))
-    house.silent(0, EVICT_NS)
+    house.silent(0, SEAT_TIMEOUT_NS)
     assert seats_of(house.next()) == [member(1), member(2)]
     house = House()
     house.say(1, versions=(0,))
-    house.silent(0, EVICT_NS)
+    house.silent(0, SEAT_TIMEOUT_NS)
     assert house.next() is None, "rack 1 alone could decide without version 1"
     house.say(1, versions=(1,))
     assert seats_of(house.next()) == [member(1), member(2)], "once it has it"
@@ -249,7 +249,7 @@ def test_every_fragment_counts() -> None:
     house.log = log_of(begin, commit(1, [offer(0, fragment=1)], fragment=1)).appended
     for rack, versions in ((0, (0, 1)), (1, (0, 0)), (2, (0, 1))):
         house.say(rack, versions=versions)
-    house.silent(0, EVICT_NS)
+    house.silent(0, SEAT_TIMEOUT_NS)
     assert house.next() is None
     house.say(1, versions=(0, 1))
     assert house.next() is not None
@@ -302,7 +302,7 @@ def test_any_change_moves_few_votes_and_keeps_every_decided_version_reachable(
     for rack in sorted(gone):
         house.say(rack, gone=True, versions=house.views[rack].report.versions)
     for rack in sorted(silent):
-        house.silent(rack, EVICT_NS)
+        house.silent(rack, SEAT_TIMEOUT_NS)
     for rack in sorted(joining):
         house.joins(rack)
     change = house.next()
@@ -404,7 +404,7 @@ def test_nothing_is_proposed_that_those_who_are_heard_cannot_decide() -> None:
 def test_in_lockstep_no_vote_is_taken() -> None:
     house = Votes(racks=2, witness=True)
     house.fields["demotes"] = False
-    house.silent(0, EVICT_NS - 1)
+    house.silent(0, SEAT_TIMEOUT_NS - 1)
     assert house.next() is None
 
 

@@ -100,15 +100,15 @@ class Rack:
             effects += self(ev.Fetched(each.member, each.fragment, each.seq))
         return effects
 
-    def gather(self, version: int, *offers: Offer, attempt: int = 1) -> list[Effect]:
+    def proposal(self, version: int, *offers: Offer, attempt: int = 1) -> list[Effect]:
         fragment = offers[0].fragment
-        return self.told(gathers=(MergeProposal(fragment, version, attempt, offers),))
+        return self.told(proposals=(MergeProposal(fragment, version, attempt, offers),))
 
     def ready(self, *offers: Offer) -> list[Effect]:
         """These are here, and named for version 1."""
         self.told(offers=offers)
         self.fetched(*offers)
-        return self.gather(1, *offers)
+        return self.proposal(1, *offers)
 
     def merged(self, version: int, result: int | None = None, attempt: int = 1) -> list[Effect]:
         found = digest(1000 * version if result is None else result)
@@ -120,9 +120,9 @@ class Rack:
         theirs = offer(OTHER, version, base=version - 1)
         self.told(offers=(mine, theirs))
         self.fetched(theirs)
-        self.gather(version, mine, theirs)
+        self.proposal(version, mine, theirs)
         self.merged(version)
-        return self.told(commit(version, [mine, theirs]), offers=(), gathers=())
+        return self.told(commit(version, [mine, theirs]), offers=(), proposals=())
 
     @property
     def report(self) -> RankReport:
@@ -312,7 +312,7 @@ def test_offers_that_have_ended_are_not_pulled(rack: Rack) -> None:
 def test_a_merge_starts_when_all_payloads_are_here(rack: Rack) -> None:
     a, b = offer(OTHER, tokens=10, steps=1), offer(THIRD, tokens=20, steps=1)
     rack.told(offers=(a, b))
-    assert of(ev.Merge, rack.gather(1, a, b)) == []
+    assert of(ev.Merge, rack.proposal(1, a, b)) == []
     assert of(ev.Merge, rack.fetched(b)) == []
     (merge,) = of(ev.Merge, rack.fetched(a))
     assert merge.members == ((a.member, 1), (b.member, 1)), "as named, not as arrived"
@@ -355,7 +355,7 @@ def test_momentum_waits_where_the_offers_of_a_merge_point_against_it() -> None:
 def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round(rack: Rack) -> None:
     a = offer(OTHER, tokens=10, steps=8)
     absent = (Absent(THIRD, 10, 8),)
-    rack.told(offers=(a,), gathers=(MergeProposal(0, 1, 1, (a,), absent),))
+    rack.told(offers=(a,), proposals=(MergeProposal(0, 1, 1, (a,), absent),))
     (merge,) = of(ev.Merge, rack.fetched(a))
     assert merge.part == WHOLE // 2
     assert merge.weights == (1.0,)
@@ -364,7 +364,7 @@ def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round(rack:
     (told,) = of(ev.RecordCommitted, effects)
     assert (told.rounds, told.part) == (0, WHOLE // 2)
     b = offer(OTHER, 2, base=1, tokens=10, steps=8)
-    rack.told(offers=(b,), gathers=(MergeProposal(0, 2, 1, (b,)),))
+    rack.told(offers=(b,), proposals=(MergeProposal(0, 2, 1, (b,)),))
     (merge,) = of(ev.Merge, rack.fetched(b))
     assert merge.part == WHOLE
     (told,) = of(ev.RecordCommitted, rack.told(commit(2, [b])))
@@ -374,7 +374,7 @@ def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round(rack:
 def test_another_list_of_absent_racks_is_other_bits_on_purpose(rack: Rack) -> None:
     """What another attempt was decided with is not told as a difference."""
     a = offer(OTHER, tokens=10, steps=8)
-    rack.told(offers=(a,), gathers=(MergeProposal(0, 1, 1, (a,), (Absent(THIRD, 10, 8),)),))
+    rack.told(offers=(a,), proposals=(MergeProposal(0, 1, 1, (a,), (Absent(THIRD, 10, 8),)),))
     rack.fetched(a)
     rack.merged(1, result=7)
     effects = rack.told(commit(1, [a]))
@@ -391,7 +391,7 @@ def test_a_copied_state_comes_with_the_rounds_behind_it(rack: Rack) -> None:
 
 
 def test_a_gather_brings_offers_that_were_not_announced(rack: Rack) -> None:
-    (fetch,) = of(ev.Fetch, rack.gather(1, offer(OTHER)))
+    (fetch,) = of(ev.Fetch, rack.proposal(1, offer(OTHER)))
     assert fetch.offer == offer(OTHER)
 
 
@@ -399,14 +399,14 @@ def test_another_attempt_begins_anew_and_looks_at_its_inputs(rack: Rack) -> None
     a, b = offer(OTHER), offer(THIRD)
     rack.ready(a, b)
     rack.merged(1)
-    effects = rack.gather(1, a, attempt=2)
+    effects = rack.proposal(1, a, attempt=2)
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 1, 1)]
     (merge,) = of(ev.Merge, effects)
     assert merge.members == ((a.member, 1),)
     assert merge.weights == (1.0,)
     assert merge.verify
     assert rack.report.held == ()
-    assert of(ev.Merge, rack.gather(1, a, b, attempt=1)) == [], "the first attempt is over"
+    assert of(ev.Merge, rack.proposal(1, a, b, attempt=1)) == [], "the first attempt is over"
     rack.merged(1, 7, attempt=2)
     assert rack.report.held == (Held(0, 1, 2, (digest(7),)),)
 
@@ -414,7 +414,7 @@ def test_another_attempt_begins_anew_and_looks_at_its_inputs(rack: Rack) -> None
 def test_a_result_nobody_asks_for_any_more_is_forgotten(rack: Rack) -> None:
     a, b = offer(OTHER), offer(THIRD)
     rack.ready(a, b)
-    rack.gather(1, a, attempt=2)
+    rack.proposal(1, a, attempt=2)
     effects = rack.merged(1, attempt=1)
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 1, 1)]
     assert [merge.attempt for merge in of(ev.Merge, effects)] == [2]
@@ -474,7 +474,7 @@ def test_proposal_is_not_guessed_after_the_next_round_gathers(rack: Rack) -> Non
     theirs, later = offer(OTHER), offer(OTHER, 2, base=1)
     rack.ready(theirs)
     rack.merged(1, 666)
-    effects = rack.told(commit(1, [theirs]), gathers=(MergeProposal(0, 2, 1, (later,)),))
+    effects = rack.told(commit(1, [theirs]), proposals=(MergeProposal(0, 2, 1, (later,)),))
     assert of(ev.PublishAnchor, effects) == []
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 1, 1)]
     assert notes(effects, "differs") == []
@@ -483,8 +483,8 @@ def test_proposal_is_not_guessed_after_the_next_round_gathers(rack: Rack) -> Non
 def test_decided_before_it_was_merged_here_it_is_merged_still(rack: Rack) -> None:
     theirs = offer(OTHER)
     rack.told(offers=(theirs,))
-    rack.gather(1, theirs)
-    effects = rack.told(commit(1, [theirs]), gathers=(), offers=())
+    rack.proposal(1, theirs)
+    effects = rack.told(commit(1, [theirs]), proposals=(), offers=())
     assert of(ev.Copy, effects) == [], "its bytes are under way"
     (merge,) = of(ev.Merge, rack.fetched(theirs))
     assert (merge.version, merge.members) == (1, ((theirs.member, 1),))
@@ -538,7 +538,7 @@ def test_payload_that_was_named_is_kept_until_all_have_it_or_for_a_while() -> No
 def test_a_payload_is_kept_while_its_result_is_not_here(rack: Rack) -> None:
     mine, theirs = rack.captured(), offer(OTHER)
     rack.told(offers=(mine, theirs))
-    rack.gather(1, mine, theirs)
+    rack.proposal(1, mine, theirs)
     effects = rack.told(commit(1, [mine, theirs]), settled=(1,))
     assert of(ev.Free, effects) == [], "rack 0 itself has not merged it"
 
@@ -733,7 +733,7 @@ def test_a_rank_measures_first_reports_it_and_merges_with_the_total() -> None:
     rack = Rack(sums=True, ranks=2).begun()
     a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
     rack.told(offers=(a, b))
-    rack.gather(1, a, b)
+    rack.proposal(1, a, b)
     assert of(ev.Measure, rack.fetched(b)) == []
     effects = rack.fetched(a)
     (measure,) = of(ev.Measure, effects)
@@ -755,7 +755,7 @@ def test_the_offer_of_one_rack_needs_no_sums() -> None:
     rack = Rack(sums=True, ranks=2).begun()
     alone = offer(OTHER, ranks=2)
     rack.told(offers=(alone,))
-    rack.gather(1, alone)
+    rack.proposal(1, alone)
     effects = rack.fetched(alone)
     assert of(ev.Measure, effects) == []
     assert [merge.total for merge in of(ev.Merge, effects)] == [b""]
@@ -765,7 +765,7 @@ def test_another_attempt_is_measured_anew_and_looks_at_its_inputs() -> None:
     rack = Rack(sums=True, ranks=2).begun()
     a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
     asked(rack, a, b)
-    (measure,) = of(ev.Measure, rack.gather(1, a, b, attempt=2))
+    (measure,) = of(ev.Measure, rack.proposal(1, a, b, attempt=2))
     assert (measure.attempt, measure.verify) == (2, True)
     assert of(ev.Merge, rack.told(totals=(Total(0, 1, 1, b"first"),))) == []
     effects = rack(ev.Measured(0, 1, 2, b"", error="an input failed its checksum"))
@@ -781,7 +781,7 @@ def test_a_decided_version_is_waited_for_while_its_total_may_come() -> None:
     rack = Rack(sums=True, ranks=2).begun()
     a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
     asked(rack, a, b)
-    effects = rack.told(commit(1, [a, b], ranks=2), gathers=(), offers=())
+    effects = rack.told(commit(1, [a, b], ranks=2), proposals=(), offers=())
     assert of(ev.Copy, effects) == []
     assert rack.report.partials == (Partial(0, 1, 1, b"mine"),), "the others may need it"
     (merge,) = of(ev.Merge, rack.told(totals=(Total(0, 1, 1, b"all"),)))
@@ -796,7 +796,7 @@ def test_a_decided_version_whose_total_never_comes_is_copied() -> None:
     asked(rack, a, b)
     never = (Total(0, 1, 1, b""),)
     assert of(ev.Copy, rack.told(totals=never)) == [], "it is not decided"
-    (copy,) = of(ev.Copy, rack.told(commit(1, [a, b], ranks=2), gathers=(), offers=()))
+    (copy,) = of(ev.Copy, rack.told(commit(1, [a, b], ranks=2), proposals=(), offers=()))
     assert (copy.version, copy.digest) == (1, digest(1000))
     rack(ev.Copied(0, 1))
     assert rack.report.versions == (1,)
@@ -808,12 +808,12 @@ def test_measurement_for_other_members_does_not_serve_a_commit() -> None:
     rack = Rack(sums=True, ranks=2).begun()
     a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
     asked(rack, a, b)
-    effects = rack.told(commit(1, [b], ranks=2), gathers=(), offers=())
+    effects = rack.told(commit(1, [b], ranks=2), proposals=(), offers=())
     assert [copy.version for copy in of(ev.Copy, effects)] == [1]
     assert of(ev.Merge, effects) == of(ev.Measure, effects) == []
     plain = Rack(ranks=2).begun()
     asked(plain, a, b)
-    effects = plain.told(commit(1, [b], ranks=2), gathers=(), offers=())
+    effects = plain.told(commit(1, [b], ranks=2), proposals=(), offers=())
     assert of(ev.Copy, effects) == [], "the mean needs none"
 
 

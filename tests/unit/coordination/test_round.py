@@ -58,7 +58,7 @@ def gathering(*offers: Offer, **changes: int) -> tuple[Round, RoundInputs]:
     """A round whose members are fixed at 0 ns."""
     round_, all_in = new_round(), inputs(*offers, **changes)
     assert round_.advance(replace(all_in, live=frozenset(o.member.rack for o in offers)), 0) is None
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
     return round_, all_in
 
 
@@ -77,7 +77,7 @@ def test_a_late_offer_alone_opens_nothing() -> None:
 def test_an_offer_that_somebody_made_on_this_version_opens_for_late_ones_too() -> None:
     round_, both = new_round(), inputs(offer(0, base=1), offer(1, base=2), racks=2, version=2)
     round_.advance(both, 0)
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
     assert round_.members == both.offers
 
 
@@ -103,14 +103,14 @@ def test_an_offer_that_nobody_else_holds_yet_is_told_apart_from_one_that_was_not
 def test_a_slow_rack_that_is_mitigated_is_not_waited_for_unless_all_are() -> None:
     round_, two = new_round(), replace(inputs(offer(0), offer(2)), mitigated=frozenset({1}))
     round_.advance(two, 0)
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
     assert (round_.closed_by, round_.detail) == ("slow-left", ["without rack 1"])
     round_, all_slow = new_round(), replace(two, mitigated=frozenset(range(3)))
     round_.advance(all_slow, 0)
     assert (round_.phase, round_.waiting) == (Phase.OPEN, {1})
     assert round_.hidden_ns == 2 * 50 * MS, "the overlap of two steps"
     round_.advance(replace(all_slow, declined=frozenset({1})), 0)
-    assert (round_.phase, round_.waiting) == (Phase.GATHER, frozenset())
+    assert (round_.phase, round_.waiting) == (Phase.PROPOSED, frozenset())
 
 
 @pytest.mark.parametrize("left_out", ["declined", "not a contributor"])
@@ -122,7 +122,7 @@ def test_a_round_that_a_live_rack_is_not_in_is_not_all_in(left_out: str) -> None
     else:  # it is leaving, or it came and copies what is decided
         seen = replace(seen, contributors=frozenset({0, 2}))
     round_.advance(seen, 0)
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
     assert (round_.closed_by, round_.detail) == ("rest-in", ["nothing from rack 1"])
 
 
@@ -131,7 +131,7 @@ def test_a_round_closes_as_soon_as_the_expected_racks_are_in() -> None:
     round_.advance(inputs(offer(0), expected=(0, 2)), 0)
     assert round_.why == "waiting for rack 2"
     round_.advance(inputs(offer(0), offer(2), expected=(0, 2)), 1)
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
     assert (round_.closed_by, round_.detail) == ("expected-in", ["without rack 1"])
     everybody = new_round()
     everybody.advance(inputs(offer(0), offer(1), offer(2), expected=(0, 2)), 0)
@@ -151,7 +151,7 @@ def test_grace_is_counted_from_when_k_are_in() -> None:
     round_.advance(two, 200 * SECOND + GRACE_NS - 1)
     assert round_.phase is Phase.OPEN
     round_.advance(two, 200 * SECOND + GRACE_NS)
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
     assert (round_.closed_by, round_.detail) == ("grace-over", ["without rack 1"])
     assert (round_.why, round_.open_for) == (
         "no rack has the result yet: waiting for racks 0,1,2",
@@ -181,7 +181,7 @@ def test_k_is_not_more_than_there_are_contributors() -> None:
     """Of three racks with K = 3 one has left: two are all there can be."""
     round_, two = new_round(), inputs(offer(0), offer(1), k=3)
     round_.advance(replace(two, contributors=frozenset({0, 1})), 0)
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
 
 
 def test_an_offer_under_way_does_not_count_but_is_waited_for_longer() -> None:
@@ -231,7 +231,7 @@ def test_where_all_move_far_that_is_how_training_goes() -> None:
         round_.advance(replace(inputs(moving(0, 50.0), moving(1, 60.0), racks=2), norm_max=1.0), 0)
         is None
     )
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
 
 
 def test_result_that_comes_alone_has_nobody_to_agree_with_unless_its_rack_is_alone() -> None:
@@ -239,7 +239,7 @@ def test_result_that_comes_alone_has_nobody_to_agree_with_unless_its_rack_is_alo
     assert isinstance(new_round().advance(one, 0), Drop)
     last, round_ = replace(one, contributors=frozenset({0})), new_round()
     assert round_.advance(last, 0) is None
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
 
 
 # -------------------------------------------------------------- lockstep
@@ -284,7 +284,7 @@ def test_too_old_offers_count_towards_k() -> None:
     round_.advance(
         inputs(offer(0, base=5), offer(1, base=0), racks=2, version=5, k=2, grace_ns=0), 0
     )
-    assert round_.phase is Phase.GATHER
+    assert round_.phase is Phase.PROPOSED
     assert round_.members == (offer(0, base=5),)
 
 
@@ -332,8 +332,8 @@ def test_members_are_fixed_once_it_gathers() -> None:
     round_, _ = gathering(offer(0), offer(1))
     late = inputs(offer(0, applied=1), offer(1), offer(2))
     assert round_.advance(late, SECOND) is None
-    gather = round_.gather(0)
-    assert gather.members == (offer(0), offer(1))
+    proposal = round_.proposal(0)
+    assert proposal.members == (offer(0), offer(1))
 
 
 def test_a_result_of_another_attempt_does_not_count() -> None:
@@ -402,7 +402,7 @@ def slow(took_ns: int) -> tuple[Round, RoundInputs]:
     round_.advance(replace(all_in, held=held(0, 1)), took_ns)
     round_.on_decided(took_ns)
     assert round_.advance(all_in, took_ns) is None
-    assert (round_.phase, round_.attempt) == (Phase.GATHER, 1)
+    assert (round_.phase, round_.attempt) == (Phase.PROPOSED, 1)
     return round_, all_in
 
 
@@ -460,7 +460,7 @@ def test_a_member_that_is_removed_takes_its_offer_out_of_a_round_that_gathers() 
     without = replace(both, offers=(mine,), arrived=(mine,))
     said = held(0, 1, 2, attempt=round_.attempt)
     assert round_.advance(replace(without, held=said), MS) is None
-    again = round_.gather(0)
+    again = round_.proposal(0)
     assert again.members == (mine,)
     commit = round_.advance(replace(without, held=held(0, 1, 2, attempt=again.attempt)), 2 * MS)
     assert isinstance(commit, Commit)
@@ -477,14 +477,14 @@ def test_racks_that_train_and_are_not_in_are_absent_and_stay_so_for_the_attempt(
     round_, seen = new_round(), replace(inputs(offer(1)), works=TRAINS, coming=frozenset(TRAINS))
     round_.advance(seen, 0)
     round_.advance(seen, GRACE_NS)
-    gather = round_.gather(0)
-    assert gather.absent == (TRAINS[0], TRAINS[2])
+    proposal = round_.proposal(0)
+    assert proposal.absent == (TRAINS[0], TRAINS[2])
     later = replace(seen, works={}, live=frozenset({1}))
     round_.advance(later, GRACE_NS + SECOND)
-    assert round_.gather(0) == gather
+    assert round_.proposal(0) == proposal
     made = round_.advance(replace(later, held=held(0, 1, 2)), GRACE_NS + 2 * SECOND)
     assert isinstance(made, Commit)
-    assert made.absent == gather.absent
+    assert made.absent == proposal.absent
     round_.on_decided(GRACE_NS + 3 * SECOND)
     assert round_.absent == ()
 
@@ -558,9 +558,9 @@ def sliced(
 
 
 def told(round_: Round) -> tuple[int, bool, tuple[int, ...], list[int]]:
-    gather = round_.gather(0)
-    racks = [each.member.rack for each in gather.members]
-    return gather.attempt, gather.sharded, gather.merged, racks
+    proposal = round_.proposal(0)
+    racks = [each.member.rack for each in proposal.members]
+    return proposal.attempt, proposal.sharded, proposal.merged, racks
 
 
 def test_a_sharded_round_says_who_has_merged_how_many_of_its_slices() -> None:

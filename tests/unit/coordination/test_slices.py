@@ -25,7 +25,7 @@ def log() -> LogState:
     return state
 
 
-def gather(attempt: int = 1, version: int = 1, merged: tuple[int, ...] = (), *,
+def proposal(attempt: int = 1, version: int = 1, merged: tuple[int, ...] = (), *,
            sharded: bool = True) -> MergeProposal:  # fmt: skip
     """Of racks 0 to 2; rack 3 is no member."""
     members = tuple(offer(rack) for rack in range(3))
@@ -34,7 +34,7 @@ def gather(attempt: int = 1, version: int = 1, merged: tuple[int, ...] = (), *,
 
 def begun(me: Peer = ME) -> Slices:
     slices = Slices()
-    assert slices.begin(gather(), member(me.rack)) == []
+    assert slices.begin(proposal(), member(me.rack)) == []
     return slices
 
 
@@ -74,14 +74,14 @@ def test_a_member_pulls_its_slices_of_the_others_merges_them_and_then_pulls_thei
     assert slices.report(0) == Sliced(0, 1, 1, 2)
     assert slices.report(1) is None, "nobody has to know who holds the version"
     assert moved(slices) == [], "the others have not said that they have merged"
-    slices.news(gather(merged=(0, 2, 2)))
+    slices.news(proposal(merged=(0, 2, 2)))
     assert moved(slices) == [fetch(4, 2, 0)]
     landed(slices, (2, 0))
     assert moved(slices) == [fetch(5, 2, 0)]
     landed(slices, (2, 0))
     assert moved(slices) == []
     assert not slices.whole(1, 1)
-    slices.news(gather(merged=ALL))
+    slices.news(proposal(merged=ALL))
     assert moved(slices) == [fetch(0, 0, 0)]
     landed(slices, (0, 0))
     assert not slices.whole(1, 1)
@@ -96,7 +96,7 @@ def test_merged_slices_wait_while_payloads_of_most_others_are_missing() -> None:
     """All wait for the rack that merges last: what it lacks goes over the links first."""
     slices = begun()
     moved(slices)
-    slices.news(gather(merged=(1, 0, 1)))
+    slices.news(proposal(merged=(1, 0, 1)))
     landed(slices, (0, 1))
     assert moved(slices) == [fetch(3, 0, 1)], "half of a payload is none"
     landed(slices, (0, 1))
@@ -108,7 +108,7 @@ def test_merged_slices_wait_while_payloads_of_most_others_are_missing() -> None:
 def test_a_payload_that_fails_holds_up_merged_slices_no_longer_than_the_own_merge() -> None:
     slices = begun()
     moved(slices)
-    slices.news(gather(merged=(2, 0, 0)))
+    slices.news(proposal(merged=(2, 0, 0)))
     landed(slices, (0, 1), (2, 1), error="stalled")
     retry_ns = max(slices.dues_ns())
     assert moved(slices, now_ns=retry_ns) == [fetch(2, 2, 1), fetch(2, 0, 1)]
@@ -122,7 +122,7 @@ def test_rank_outside_the_gather_pulls_merged_slices_and_reports_nothing() -> No
     me = Peer(3, 0)
     slices = begun(me)
     assert moved(slices, me) == []
-    slices.news(gather(merged=ALL))
+    slices.news(proposal(merged=ALL))
     assert moved(slices, me) == [fetch(0, 0, 0), fetch(2, 1, 0), fetch(4, 2, 0)]
     landed(slices, (0, 0), (1, 0), (2, 0))
     assert moved(slices, me) == [fetch(1, 0, 0), fetch(3, 1, 0), fetch(5, 2, 0)]
@@ -182,12 +182,12 @@ def test_a_member_without_a_seat_or_a_merge_without_a_result_is_a_failure() -> N
 def test_slices_of_another_attempt_are_ignored() -> None:
     slices = begun()
     moved(slices)
-    assert slices.begin(gather(attempt=2), MINE) == [FreeSlices(0, 1, 1)]
+    assert slices.begin(proposal(attempt=2), MINE) == [FreeSlices(0, 1, 1)]
     landed(slices, (0, 1), (2, 1))
     effects = moved(slices)
     assert [type(effect) for effect in effects] == [FetchSlice, FetchSlice]
     assert {effect.attempt for effect in effects} == {2}
-    slices.news(gather(merged=ALL))
+    slices.news(proposal(merged=ALL))
     assert moved(slices) == [], "news of the first"
     slices.on_merged(SliceMerged(0, 1, 1), ME)
     assert slices.report(0) is None
@@ -195,7 +195,7 @@ def test_slices_of_another_attempt_are_ignored() -> None:
 
 def test_a_mesh_takes_the_place_of_slices() -> None:
     slices = begun()
-    assert slices.begin(gather(attempt=2, sharded=False), MINE) == [FreeSlices(0, 1, 1)]
+    assert slices.begin(proposal(attempt=2, sharded=False), MINE) == [FreeSlices(0, 1, 1)]
     assert moved(slices) == []
     assert not slices.going(1)
 

@@ -51,7 +51,9 @@ def drawn(chance: random.Random, known: Orders) -> Orders:
     if offers and chance.random() < 0.3:
         members = tuple(chance.sample(offers, chance.randint(1, len(offers))))
         gone = (offer(7, ranks=RANKS),) * chance.randrange(2)  # is open no more
-        said["gathers"] = (*known.gathers, MergeProposal(0, known.serial, 1, members + gone))[-2:]
+        said["proposals"] = (*known.proposals, MergeProposal(0, known.serial, 1, members + gone))[
+            -2:
+        ]
     if chance.random() < 0.3:
         said["live"] = tuple(sorted(chance.sample(range(8), 3)))
     if chance.random() < 0.3:
@@ -155,7 +157,7 @@ def test_a_gather_names_the_open_offers_that_it_asks_for() -> None:
     """Of 64 racks it had their checksums once more, for each reader."""
     ends, offers = Ends(), tuple(offer(rack, ranks=500) for rack in range(20))
     ends.settle(orders(1, (), offers=offers))
-    asks = orders(2, (), offers=offers, gathers=(MergeProposal(0, 1, 1, offers[3:]),))
+    asks = orders(2, (), offers=offers, proposals=(MergeProposal(0, 1, 1, offers[3:]),))
     frame = ends.to_right(asks)
     assert len(frame) < 200
     assert ends.right.read(wire.decode(frame)) == asks
@@ -170,16 +172,16 @@ def test_all_of_a_gather_comes_through_a_patch() -> None:
     assert all(getattr(asked, name) != getattr(usual, name) for name in names if name != "version")
     ends = Ends()
     ends.settle(orders(1, (), offers=offers))
-    asks = orders(2, (), offers=offers, gathers=(asked,))
+    asks = orders(2, (), offers=offers, proposals=(asked,))
     assert ends.right.read(wire.decode(ends.to_right(asks))) == asks
 
 
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("gathers", [[0, 1, 1, [1], []]], "out of range"),
+        ("proposals", [[0, 1, 1, [1], []]], "out of range"),
         (
-            "gathers",
+            "proposals",
             [[0, 1, 1, [0], [], True, [SLICES_EACH + 1]]],
             f"Expected `int` <= {SLICES_EACH}",
         ),

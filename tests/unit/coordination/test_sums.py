@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mend.coordination.events import Measure, Measured, Merge, Sum, Summed
 from mend.coordination.messages import Partial, RankReport, Total
-from mend.coordination.sums import Phase, Sums, Totals
+from mend.coordination.sums import SumPhase, Sums, Totals
 from mend.events.kinds import SumsFailed
 from tests.unit.coordination.nouns import member, rank_report
 
@@ -66,7 +66,7 @@ def test_an_empty_total_is_the_end() -> None:
     sums.towards(merge())
     sums.on_measured(Measured(0, 1, 1, b"mine"))
     sums.take_total(Total(0, 1, 1, b""))
-    assert sums.phase is Phase.NEVER
+    assert sums.phase is SumPhase.NEVER
     assert sums.towards(merge()) is None
     assert sums.partial(0, newest=0) is None
     assert isinstance(sums.towards(merge(attempt=2)), Measure), "of this attempt only"
@@ -84,7 +84,7 @@ def test_a_total_that_was_not_asked_for_is_not_read() -> None:
     sums.take_total(Total(0, 1, 1, b"all"))
     assert isinstance(sums.towards(merge()), Measure)
     sums.take_total(Total(0, 1, 1, b"all"))
-    assert sums.phase is Phase.MEASURING
+    assert sums.phase is SumPhase.MEASURING
 
 
 # -------------------------------------------------------------- a leader

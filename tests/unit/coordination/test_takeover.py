@@ -162,8 +162,8 @@ class Cabinet:
         return self.machine.log.after(0)
 
     @property
-    def gathers(self) -> tuple[MergeProposal, ...]:
-        return self.orders[self.me.rack].gathers
+    def proposals(self) -> tuple[MergeProposal, ...]:
+        return self.orders[self.me.rack].proposals
 
 
 def leading(rack: int = 1, **fields: Any) -> Cabinet:
@@ -225,7 +225,7 @@ def test_rounds_open_only_behind_the_decided_ballot_record() -> None:
     cabinet.offered(offer(1), offer(2))
     cabinet.sleep(20 * SECOND)
     cabinet.offered(offer(1), offer(2))
-    assert cabinet.gathers == ()
+    assert cabinet.proposals == ()
     cabinet.say(2, leaving=True, idle=True, hurry=True)
     assert cabinet.records == (BEGIN, Ballot(MINE)), "no roster either"
     cabinet.accepting = True
@@ -234,7 +234,7 @@ def test_rounds_open_only_behind_the_decided_ballot_record() -> None:
     assert cabinet.machine.proposer.open
     cabinet.offered(offer(1), offer(2))
     cabinet.sleep(20 * SECOND)
-    assert [gather.version for gather in cabinet.gathers] == [1]
+    assert [proposal.version for proposal in cabinet.proposals] == [1]
 
 
 def test_a_round_begins_anew_under_numbers_of_its_own() -> None:
@@ -243,14 +243,14 @@ def test_a_round_begins_anew_under_numbers_of_its_own() -> None:
     cabinet.offered(offer(0), offer(1), offer(2))
     cabinet.sleep(20 * SECOND)
     cabinet.offered(offer(1), offer(2))
-    (gather,) = cabinet.gathers
-    assert (gather.attempt >> 8, count_of(gather.attempt)) == (MINE, 1)
+    (proposal,) = cabinet.proposals
+    assert (proposal.attempt >> 8, count_of(proposal.attempt)) == (MINE, 1)
     old = held_of(0, 1, FIRST << 8 | 1)
     for rack in (1, 2):
         cabinet.say(rack, held=(old,))
     assert not any(isinstance(record, Commit) for record in cabinet.records)
     for rack in (1, 2):
-        cabinet.say(rack, held=(held_of(0, 1, gather.attempt),))
+        cabinet.say(rack, held=(held_of(0, 1, proposal.attempt),))
     assert isinstance(cabinet.records[-1], Commit)
 
 
@@ -496,7 +496,7 @@ def test_a_witness_is_done_when_the_job_is() -> None:
 
 
 def evicting(*, accepting: bool = True, **policy: Any) -> Cabinet:
-    settings = replace(BEGIN.policy, evict_ns=30 * SECOND, **policy)
+    settings = replace(BEGIN.policy, seat_timeout_ns=30 * SECOND, **policy)
     cabinet = Cabinet(records=[replace(BEGIN, policy=settings)])
     cabinet.accepting = accepting
     cabinet.takes_over()

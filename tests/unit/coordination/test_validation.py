@@ -125,7 +125,7 @@ def test_a_log_begins_with_genesis_also_one_that_this_rack_joins_later() -> None
     assert orders_misfit(unrooted(begin), reborn, begun=False) == "", "a newcomer reads it all"
 
 
-def gather(*members: Offer, fragment: int = 0, attempt: int = 1) -> MergeProposal:
+def proposal(*members: Offer, fragment: int = 0, attempt: int = 1) -> MergeProposal:
     return MergeProposal(fragment, 1, attempt, members)
 
 
@@ -152,17 +152,20 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
     ({"offers": (offer(0, fragment=3, ranks=RANKS),)}, "an offer of fragment 3"),
     ({"offers": (offer(0),)}, "with checksums of 16 bytes"),
     (
-        {"gathers": (gather(offer(0, ranks=RANKS), attempt=0),)},
+        {"proposals": (proposal(offer(0, ranks=RANKS), attempt=0),)},
         "a MergeProposal of fragment 0, attempt 0",
     ),
     (
-        {"gathers": (gather(offer(0, ranks=RANKS), attempt=attempt_of(FIRST, 0)),)},
+        {"proposals": (proposal(offer(0, ranks=RANKS), attempt=attempt_of(FIRST, 0)),)},
         f"a MergeProposal of fragment 0, attempt {FIRST << 8}",
     ),
-    ({"gathers": (gather(),)}, "a MergeProposal of fragment 0"),
-    ({"gathers": (gather(offer(0, ranks=RANKS), fragment=3),)}, "a MergeProposal of fragment 3"),
-    ({"gathers": (gather(offer(0)),)}, "with checksums of 16 bytes"),
-    ({"gathers": (gather(offer(0, fragment=1, ranks=RANKS)),)}, "of several fragments"),
+    ({"proposals": (proposal(),)}, "a MergeProposal of fragment 0"),
+    (
+        {"proposals": (proposal(offer(0, ranks=RANKS), fragment=3),)},
+        "a MergeProposal of fragment 3",
+    ),
+    ({"proposals": (proposal(offer(0)),)}, "with checksums of 16 bytes"),
+    ({"proposals": (proposal(offer(0, fragment=1, ranks=RANKS)),)}, "of several fragments"),
 ]
 
 
@@ -189,7 +192,7 @@ GOOD: list[Record] = [
 
 def test_everything_that_fits_passes() -> None:
     member = offer(0, fragment=2, ranks=RANKS)
-    fields: dict[str, Any] = {"offers": (member,), "gathers": (gather(member, fragment=2),)}
+    fields: dict[str, Any] = {"offers": (member,), "proposals": (proposal(member, fragment=2),)}
     assert orders_misfit(orders(1, GOOD, **fields), MINE, begun=False) == ""
     assert rank_orders_misfit(rank_orders(1, GOOD, **fields), FRAGMENTS, RANKS) == ""
 

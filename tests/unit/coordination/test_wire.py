@@ -267,7 +267,7 @@ def test_limits_of_fields_are_kept_by_the_receiver() -> None:
     )))  # fmt: skip
     assert "length <= 64" in refused(orders(1, chain="a" * 65))
     assert "length <= 4096" in refused(rank_orders(1, failure=("Refused", "x" * 4097)))
-    assert "length <= 64" in refused(orders(1, gathers=(), records=(
+    assert "length <= 64" in refused(orders(1, proposals=(), records=(
         msgspec.structs.replace(genesis(), roster=genesis(racks=65).roster),
     )))  # fmt: skip
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mend.detector import Pace, PeerComparison
+from mend.detector import MeasuredPace, PeerComparison
 
 
-def paces(*times: float, margin: float = 0.05) -> dict[int, Pace]:
-    return {rack: Pace(time, margin) for rack, time in enumerate(times)}
+def paces(*times: float, margin: float = 0.05) -> dict[int, MeasuredPace]:
+    return {rack: MeasuredPace(time, margin) for rack, time in enumerate(times)}
 
 
 def test_a_rack_that_is_slow_from_the_start_is_found() -> None:

@@ -149,7 +149,7 @@ def test_function_with_a_branch_on_data_is_refused(shape: Determinism) -> None:
 
 
 def test_arguments_and_results_that_are_no_tensors_are_refused(shape: Determinism) -> None:
-    with pytest.raises(UsageError, match="argument 1 of scaled is no tensor but float"):
+    with pytest.raises(UsageError, match="argument 1 of scaled is not a tensor but float"):
         elementwise(scaled)(torch.ones(4), 2.0)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="returns no tensor"):
         elementwise(lambda x: x.chunk(2))(torch.ones(4))  # type: ignore[arg-type, return-value]

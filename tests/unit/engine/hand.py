@@ -54,7 +54,7 @@ MOVE = 0.25
 """What one step adds to every parameter; a power of two, so that sums are exact."""
 
 TOKENS = 10
-STALL_NS, GIVE_UP_NS, SHUTDOWN_NS = SECOND, 60 * SECOND, 5 * SECOND
+STALL_NS, WAIT_TIMEOUT_NS, SHUTDOWN_NS = SECOND, 60 * SECOND, 5 * SECOND
 
 E = TypeVar("E")
 
@@ -87,7 +87,7 @@ class Hand:
         own = {name: options.pop(name) for name in StepOptions.__slots__ if name in options}
         usual: dict[str, Any] = {
             "overlapped": True, "apply_mode": "carry", "blend_alpha": 0.5,
-            "give_up_ns": GIVE_UP_NS, "shutdown_ns": SHUTDOWN_NS, "stall_ns": STALL_NS,
+            "wait_timeout_ns": WAIT_TIMEOUT_NS, "shutdown_ns": SHUTDOWN_NS, "stall_ns": STALL_NS,
         }  # fmt: skip
         agreed = policy(
             ranks=ranks, fragments=fragments, period_steps=period, overlap_steps=overlap,

@@ -259,9 +259,9 @@ def test_a_round_is_open_from_its_first_offer_until_its_members_are_fixed() -> N
     late, first = offer(2, applied=0, ranks=2), offer(0, applied=1, base=1, ranks=2)
     story.told(offers=(first, late))
     assert story.published.orders.opened == {0: 1}, "the late one opens nothing"
-    story.told(offers=(first, late), gathers=(MergeProposal(0, 2, 1, (first,)),))
+    story.told(offers=(first, late), proposals=(MergeProposal(0, 2, 1, (first,)),))
     assert story.published.orders.opened == {}
-    story.told(offers=(late,), gathers=(MergeProposal(0, 2, 1, (first,)),))
+    story.told(offers=(late,), proposals=(MergeProposal(0, 2, 1, (first,)),))
     assert story.published.orders.opened == {0: 0}, "which the training thread finds to be decided"
 
 
@@ -325,7 +325,7 @@ def test_payloads_are_served_merged_and_freed() -> None:
     assert story.host.pulls[0].checksum == made.checksum(1), "this rank's part"
     story.arrived(made, delta)
     assert story.host.served[key_of(made)] == delta.numpy().tobytes()
-    story.told(offers=(made,), gathers=(MergeProposal(0, 1, 1, (made,)),))
+    story.told(offers=(made,), proposals=(MergeProposal(0, 1, 1, (made,)),))
     result = story.anchor(-0.5, version=1)
     assert story.report.held[0].digests == (result.digest,)
     assert 1 not in story.anchors, "it is not decided"
@@ -347,7 +347,7 @@ def test_commit_has_the_balance_of_its_offers_with_the_momentum() -> None:
     made = replace(theirs_of(delta), along=3, against=1)
     story.told(offers=(made,))
     story.arrived(made, delta)
-    story.told(offers=(made,), gathers=(MergeProposal(0, 1, 1, (made,)),))
+    story.told(offers=(made,), proposals=(MergeProposal(0, 1, 1, (made,)),))
     result = story.anchor(-0.5, version=1)
     record = replace(commit(1, [made]), members=(merge_member_of(made),))
     story.told(replace(record, digests=("", result.digest)), settled=(0,))
@@ -358,8 +358,8 @@ def test_commit_has_the_balance_of_its_offers_with_the_momentum() -> None:
 def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> None:
     story, made, delta = holding_an_offer()
     story.rank.store.payloads[THEIRS, 0, 1].data_B[0] ^= 1  # a bit flips in memory
-    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
-    story.told(gathers=(MergeProposal(0, 1, 2, (made,)),))
+    story.told(proposals=(MergeProposal(0, 1, 1, (made,)),))
+    story.told(proposals=(MergeProposal(0, 1, 2, (made,)),))
     errors = [note["error"] for note in story.host.noted("fetch-failed")]
     assert errors == ["its bytes changed in memory"]
     story.later()
@@ -371,7 +371,7 @@ def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> N
 def test_a_spoiled_anchor_is_found_and_copied_from_a_donor() -> None:
     story, made, _ = holding_an_offer()
     story.first.data[2] += 1
-    story.told(gathers=(MergeProposal(0, 1, 2, (made,)),))
+    story.told(proposals=(MergeProposal(0, 1, 2, (made,)),))
     assert story.anchors == {}, "the training thread must not take it for good"
     story.later()
     (asked,) = story.host.pulls
@@ -381,7 +381,7 @@ def test_a_spoiled_anchor_is_found_and_copied_from_a_donor() -> None:
 def test_a_payload_of_another_size_fails_the_merge_and_stops_nobody() -> None:
     story, made, _ = holding_an_offer()
     story.rank.store.payloads[THEIRS, 0, 1].data_B = torch.zeros(3, dtype=torch.uint8)
-    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
+    story.told(proposals=(MergeProposal(0, 1, 1, (made,)),))
     assert "WireError" in story.host.noted("merge-failed")[0]["error"]
     assert story.published.failure is None
 
@@ -394,7 +394,7 @@ def test_bytes_that_were_sent_and_hold_no_numbers_are_reported_and_merged_no_mor
     made = theirs_of(bad)
     story.told(offers=(made,))
     story.arrived(made, bad)
-    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
+    story.told(proposals=(MergeProposal(0, 1, 1, (made,)),))
     assert story.report.held == ()
     (found,) = story.report.bad
     assert found.offer == OfferId(THEIRS, 0, 1)
@@ -410,7 +410,7 @@ def test_payload_corrupted_in_own_memory_blames_no_rack() -> None:
     """A bit flips in this rack's memory: the sender's bytes were good, so he must not end."""
     story, made, delta = holding_an_offer()
     story.rank.store.payloads[THEIRS, 0, 1].data_B.view(torch.float32)[2] = float("nan")
-    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
+    story.told(proposals=(MergeProposal(0, 1, 1, (made,)),))
     assert story.report.bad == ()
     (note,) = story.host.noted("fetch-failed")
     assert note["error"] == "its bytes changed in memory"
@@ -423,7 +423,7 @@ def test_payload_corrupted_in_own_memory_blames_no_rack() -> None:
 def test_an_anchor_that_holds_no_numbers_ends_the_job_here() -> None:
     """Version 0 was NaN already: no member is to blame, and there is nothing to merge onto."""
     story, made, _ = holding_an_offer(first=float("nan"), theirs=float("nan"))
-    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
+    story.told(proposals=(MergeProposal(0, 1, 1, (made,)),))
     assert isinstance(story.published.failure, Diverged)
     assert "rack 1, fragment 0, version 0: the anchor itself" in str(story.published.failure)
 

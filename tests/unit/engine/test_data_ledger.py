@@ -126,7 +126,7 @@ def test_wait_without_a_quorum_gives_up() -> None:
     fed = Fed()
     doing = fed.feed.take(0)
     next(doing)
-    fed.now_ns = fed.trainer.options.give_up_ns + SECOND
+    fed.now_ns = fed.trainer.options.wait_timeout_ns + SECOND
     with pytest.raises(GaveUp, match="no quorum is heard"):
         next(doing)
 
@@ -140,7 +140,7 @@ def test_wait_in_lockstep_names_who_is_waited_for_and_ends() -> None:
     fed.now_ns = NOTE_NS + 1
     next(doing)
     assert fed.hand.noted("rows-awaited") == [("rows-awaited", {"step": 0, "why": why})]
-    fed.now_ns = fed.trainer.options.give_up_ns + 1
+    fed.now_ns = fed.trainer.options.wait_timeout_ns + 1
     with pytest.raises(GaveUp, match=f"in lockstep, where .*{why}.*: let the loop of every rack"):
         next(doing)
 
@@ -151,7 +151,7 @@ def test_wait_without_lockstep_lasts_while_a_quorum_is_heard() -> None:
     fed.trainer.published.heard(NewestOrders(live=(0, 1)))
     next(doing)
     for waits in range(1, 4):
-        fed.now_ns = waits * fed.trainer.options.give_up_ns
+        fed.now_ns = waits * fed.trainer.options.wait_timeout_ns
         next(doing)
         assert len(fed.hand.noted("rows-awaited")) == waits
 

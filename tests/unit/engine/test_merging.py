@@ -33,13 +33,13 @@ def story() -> tuple[Story, tuple[Offer, Offer]]:
 
 def test_a_rank_reports_its_part_and_merges_with_what_the_leader_made_of_all() -> None:
     made, offers = story()
-    gathers = (MergeProposal(0, 1, 1, offers),)
-    made.told(gathers=gathers)
+    proposals = (MergeProposal(0, 1, 1, offers),)
+    made.told(proposals=proposals)
     (partial,) = made.report.partials
     assert made.report.held == ()
     rack_mate = partial_of((0.5, 0.5), [made.numerics.rule.measure([torch.zeros(1)] * 2)])
     total = made.numerics.total([rack_mate, partial.blob])
-    made.told(gathers=gathers, totals=(Total(0, 1, 1, total),))
+    made.told(proposals=proposals, totals=(Total(0, 1, 1, total),))
     (held,) = made.report.held
     # |(3, 0)| = 3 and |(0, 4)| = 4: mean length 3.5, direction 45 degrees; the plain tensor: 1.
     result: Anchor = made.rank.store.tentative[(0, 1, 1)]
@@ -49,9 +49,9 @@ def test_a_rank_reports_its_part_and_merges_with_what_the_leader_made_of_all() -
 
 def test_garbage_instead_of_a_total_fails_the_merge_and_stops_nobody() -> None:
     made, offers = story()
-    gathers = (MergeProposal(0, 1, 1, offers),)
-    made.told(gathers=gathers)
-    made.told(gathers=gathers, totals=(Total(0, 1, 1, b"garbage"),))
+    proposals = (MergeProposal(0, 1, 1, offers),)
+    made.told(proposals=proposals)
+    made.told(proposals=proposals, totals=(Total(0, 1, 1, b"garbage"),))
     assert "WireError" in made.host.noted("merge-failed")[0]["error"]
     assert made.published.failure is None
     assert made.report.held == ()
@@ -60,9 +60,9 @@ def test_garbage_instead_of_a_total_fails_the_merge_and_stops_nobody() -> None:
 def test_spoiled_bytes_are_found_before_they_are_measured_again() -> None:
     made, offers = story()
     made.rank.store.payloads[member(2), 0, 1].data_B[0] ^= 1
-    made.told(gathers=(MergeProposal(0, 1, 1, offers),))
+    made.told(proposals=(MergeProposal(0, 1, 1, offers),))
     assert len(made.report.partials) == 1, "nobody has looked yet"
-    made.told(gathers=(MergeProposal(0, 1, 2, offers),))
+    made.told(proposals=(MergeProposal(0, 1, 2, offers),))
     (note,) = made.host.noted("fetch-failed")
     assert note["error"] == "its bytes changed in memory"
     assert made.report.partials == ()

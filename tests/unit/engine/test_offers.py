@@ -20,7 +20,7 @@ from mend.consensus.records import NORM_MAX
 from mend.engine.compute import offers as offers_module
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.compute.numerics import Numerics
-from mend.engine.compute.offers import Encoded, _Hashing, _squares, _sums
+from mend.engine.compute.offers import EncodedOffer, _Hashing, _squares, _sums
 from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.kernels import ROW_NUMEL, delta_kernel, offer_kernel
 from mend.merge import Average
@@ -40,7 +40,7 @@ def numbers(numel: int, seed: int) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def offers(name: str, threads: int) -> list[tuple[Encoded, Tensor]]:
+def offers(name: str, threads: int) -> list[tuple[EncodedOffer, Tensor]]:
     """Offers of this codec of every kind there is, and the delta that each leaves behind."""
     codec, made = CODECS[name](), []
     for in_weights in {False, codec.feedback == "weights"}:

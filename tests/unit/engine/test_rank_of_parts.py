@@ -25,7 +25,7 @@ def test_freed_model_ends_every_part_and_each_says_why() -> None:
     rank = RankOfParts.__new__(RankOfParts)
     parts: Any = [part(0), part(1)]
     nothing: Any = SimpleNamespace(end=lambda _: None, close=lambda: None)
-    rank.parts, rank._hands, rank.of_ranks = parts, [], nothing
+    rank.parts, rank._executors, rank.of_ranks = parts, [], nothing
     rank._meeting, rank._ending = nothing, threading.RLock()
     rank.abort_freed()
     assert aborted == [1, 0]

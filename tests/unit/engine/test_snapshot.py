@@ -22,7 +22,7 @@ from mend.status.messages import (
     decode_view,
     encode_view,
 )
-from mend.status.server import Note, Recent
+from mend.status.server import CounterSample, Recent
 from mend.status.wall_clock import wall_ns
 from mend.types import SECOND, WITNESS, life_of
 from tests.unit.coordination.job import Job
@@ -50,7 +50,7 @@ class Shown:
         self.published = PublishedState(1)
         self.missed = 0
 
-    def _note(self) -> Note:
+    def _note(self) -> CounterSample:
         return note_of(self.pace, lambda: self.traffic, self.rack.now_ns)
 
     def stepped(self, step: int, tokens: int, age_s: float, stall_ns: int = 0) -> None:
@@ -71,8 +71,8 @@ class Shown:
         assert pickle.dumps(leader) == before, "looking changes nothing"
         return decode_view(encode_view(found))
 
-    def doings(self) -> Any:
-        found = self.view().doings
+    def training_seen(self) -> Any:
+        found = self.view().training
         assert found is not None
         return found
 
@@ -91,7 +91,7 @@ def test_a_witness_tells_whom_the_start_waits_for() -> None:
     found = of_witness(job)
     assert (found.state, found.configured, found.racks) == ("starting", 3, ())
     assert found.missing == (0, 1, 2)
-    assert found.doings is None
+    assert found.training is None
     job.hello(1)
     found = of_witness(job)
     assert [rack.rack for rack in found.racks] == [1]
@@ -201,8 +201,8 @@ def test_a_rack_knows_itself_and_what_it_was_told_of_the_others() -> None:
     )
     assert found.rounds == (RoundSeen(1, 1, "open", (0,), -1, "waiting for rack 1"),)
     assert found.why == ()
-    doings = Shown(rack).doings()
-    assert [(r.rank, r.step, r.step_ns) for r in doings.shown] == [
+    training = Shown(rack).training_seen()
+    assert [(r.rank, r.step, r.step_ns) for r in training.shown] == [
         (0, 20, SECOND // 10),
         (1, 20, SECOND // 8),
     ]
@@ -243,12 +243,17 @@ def test_speed_is_of_the_last_seconds() -> None:
     shown.rack.now_ns += 5 * SECOND
     shown.traffic, shown.missed = (5000, 9000), 3
     shown.stepped(51, 51 * 64, age_s=0.0, stall_ns=SECOND // 2)
-    doings = shown.doings()
-    assert (doings.step, doings.tokens, doings.missed, doings.host_bytes) == (51, 51 * 64, 3, 4096)
-    assert (doings.recent_steps, doings.recent_tokens) == (50, 50 * 64)
-    assert doings.recent_step_ns == 5 * SECOND
-    assert (doings.recent_ns, doings.recent_stall_us) == (5 * SECOND, 500_000)
-    assert (doings.recent_sent, doings.recent_received) == (5000, 9000)
+    training = shown.training_seen()
+    assert (training.step, training.tokens, training.missed, training.host_bytes) == (
+        51,
+        51 * 64,
+        3,
+        4096,
+    )
+    assert (training.recent_steps, training.recent_tokens) == (50, 50 * 64)
+    assert training.recent_step_ns == 5 * SECOND
+    assert (training.recent_ns, training.recent_stall_us) == (5 * SECOND, 500_000)
+    assert (training.recent_sent, training.recent_received) == (5000, 9000)
 
 
 @pytest.mark.usefixtures("still")
@@ -257,9 +262,9 @@ def test_a_rack_that_stands_still_does_not_keep_its_speed() -> None:
     shown.stepped(1, 1, age_s=60.0)
     shown.recent.note()
     shown.stepped(11, 11, age_s=50.0)  # ten steps in ten seconds, then nothing for fifty
-    doings = shown.doings()
-    assert doings.recent_step_ns == 60 * SECOND
-    assert doings.step_age_ms == 50_000
+    training = shown.training_seen()
+    assert training.recent_step_ns == 60 * SECOND
+    assert training.step_age_ms == 50_000
 
 
 @pytest.mark.usefixtures("still")
@@ -268,20 +273,20 @@ def test_a_step_that_only_takes_its_time_is_no_standstill() -> None:
     shown.stepped(1, 1, age_s=4.5)
     shown.recent.note()
     shown.stepped(4, 4, age_s=1.5)
-    assert shown.doings().recent_step_ns == 3 * SECOND
+    assert shown.training_seen().recent_step_ns == 3 * SECOND
 
 
 def test_recorded_values_are_shown_cleaned_and_limited() -> None:
     shown = Shown(Rack().begun())
     shown.pace.record({"loss": 2.5, "bad\x1bname": float("inf"), **{f"x{n}": n for n in range(20)}})
-    recorded = shown.doings().recorded
+    recorded = shown.training_seen().recorded
     assert recorded[:2] == (("loss", 2.5), ("bad name", float("inf")))
     assert len(recorded) == 8
 
 
 def test_before_the_first_step_there_is_no_speed() -> None:
-    doings = Shown(Rack().begun()).doings()
-    assert (doings.step, doings.recent_steps, doings.step_age_ms) == (0, 0, 0)
+    training = Shown(Rack().begun()).training_seen()
+    assert (training.step, training.recent_steps, training.step_age_ms) == (0, 0, 0)
 
 
 def test_the_first_record_alone_is_a_job_that_runs() -> None:

@@ -37,7 +37,13 @@ from mend.coordination.events import (
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointRecords
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.joining.state_exchange import MIRROR_NS
-from mend.engine.joining.training_state import Mirror, Mirrored, Received, Refused, TrainingState
+from mend.engine.joining.training_state import (
+    Mirror,
+    Mirrored,
+    ReceivedState,
+    StateUnavailable,
+    TrainingState,
+)
 from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.state.published_state import NewestOrders
 from mend.engine.state.pulls import LOOK_NS
@@ -217,14 +223,14 @@ def state_of(hand: Hand, *optimizers: torch.optim.Optimizer) -> TrainingState:
     return TrainingState(optimizers, {}, note)
 
 
-def given(step: int) -> Received:
+def given(step: int) -> ReceivedState:
     """By a donor of the same model, with another learning rate."""
     hand = Hand()
     optimizer = torch.optim.SGD(hand.model.parameters(), lr=0.25, momentum=0.9)
     hand.model[0].grad = torch.ones(hand.model[0].shape)
     optimizer.step()
     data_B = state_of(hand, optimizer).take(step)
-    return Received(1, step, digest_of_state(data_B), data_B)
+    return ReceivedState(1, step, digest_of_state(data_B), data_B)
 
 
 def test_a_rack_whose_job_is_lost_has_not_loaded_the_state_that_it_copied() -> None:
@@ -258,13 +264,13 @@ def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:
 @pytest.mark.parametrize(
     ("told", "reason", "step"),
     [
-        (Refused("rack 1 cannot give it: a hook"), "rack 1 cannot give it: a hook", 0),
-        (Refused("all leave", 9), "all leave; the job is at step 9", 9),
+        (StateUnavailable("rack 1 cannot give it: a hook"), "rack 1 cannot give it: a hook", 0),
+        (StateUnavailable("all leave", 9), "all leave; the job is at step 9", 9),
         (None, "no rack gave a copy within 4.5 s", 0),
     ],
 )
 def test_without_a_donors_state_it_begins_fresh_and_says_so(
-    told: Refused | None, reason: str, step: int
+    told: StateUnavailable | None, reason: str, step: int
 ) -> None:
     hand, optimizer = joiner()
     if told is not None:
@@ -724,7 +730,7 @@ def test_weights_that_a_rack_mate_finds_to_be_no_numbers_end_all_ranks() -> None
 
 
 def test_a_close_in_lockstep_waits_as_long_as_lockstep_does() -> None:
-    hand = Hand(lockstep=True, give_up_ns=4 * SHUTDOWN_NS)
+    hand = Hand(lockstep=True, wait_timeout_ns=4 * SHUTDOWN_NS)
     started_ns = hand.now_ns
     hand.step(3)
     hand.run(hand.trainer.close())

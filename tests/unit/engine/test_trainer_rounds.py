@@ -33,7 +33,7 @@ from mend.transport.growth import Growth
 from mend.types import SECOND, Member
 from mend_lab.sim.vector_ledger import VectorLedger
 from tests.unit.coordination.nouns import genesis, log_of
-from tests.unit.engine.hand import GIVE_UP_NS, MINE, NUMEL, STALL_NS, THEIRS, Hand
+from tests.unit.engine.hand import MINE, NUMEL, STALL_NS, THEIRS, WAIT_TIMEOUT_NS, Hand
 
 PATIENT: dict[str, Any] = {"stall_max_ns": 0}
 """Options of a thread that never waits."""
@@ -614,7 +614,7 @@ def test_an_overlap_that_is_still_short_is_waited_for_in_lockstep_only() -> None
     steady = Hand(period=8, overlap=6, ramp=10, lockstep=True)
     steady.during = lambda: steady.decide(0.75, names=True)
     steady.step(9)
-    assert steady.waits == [GIVE_UP_NS]
+    assert steady.waits == [WAIT_TIMEOUT_NS]
     assert steps_of(steady, "applied") == [("applied", 9, 0)]
 
 
@@ -702,7 +702,7 @@ def test_lockstep_waits_until_it_gives_up_with_the_reason() -> None:
     hand.step(5)
     with pytest.raises(GaveUp, match=r"step 6: no decision on fragment 0 .* waiting for rack 1"):
         hand.step()
-    assert hand.waits == [GIVE_UP_NS]
+    assert hand.waits == [WAIT_TIMEOUT_NS]
 
 
 def test_lockstep_has_no_budget_to_use_up() -> None:
@@ -711,7 +711,7 @@ def test_lockstep_has_no_budget_to_use_up() -> None:
     for _ in range(3):
         hand.step(4)
     hand.step(2)
-    assert hand.waits == [GIVE_UP_NS]
+    assert hand.waits == [WAIT_TIMEOUT_NS]
     assert len(hand.noted("applied")) == 3
 
 

@@ -15,7 +15,7 @@ from mend.engine.joining.training_state import (
     RACK_STATE_BYTES_MAX,
     Mirror,
     Mirrored,
-    Received,
+    ReceivedState,
     TrainingState,
 )
 from mend.errors import StateRefused, UsageError
@@ -48,7 +48,7 @@ class Script:
         self.optimizer.step()
 
     def to(self, other: Script, step: int = 5) -> None:
-        other.state.load(Received(0, step, "ab", self.state.take(step)))
+        other.state.load(ReceivedState(0, step, "ab", self.state.take(step)))
 
     def kinds(self, kind: str) -> list[dict[str, Any]]:
         return [fields for each, fields in self.notes if each == kind]
@@ -114,7 +114,7 @@ def test_the_copy_is_of_the_moment_it_was_taken() -> None:
     data_B = donor.state.take(2)
     moment = donor.optimizer.state_dict()["state"][0]["exp_avg"].clone()
     donor.step(7)
-    twin.state.load(Received(0, 2, "ab", data_B))
+    twin.state.load(ReceivedState(0, 2, "ab", data_B))
     found = twin.optimizer.state_dict()["state"][0]["exp_avg"]
     assert torch.equal(found, moment)
     data_B.zero_()

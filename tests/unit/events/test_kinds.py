@@ -11,8 +11,8 @@ import pytest
 
 from mend.events.base import LoggedEvent, Severity, kind_of, log_text
 from mend.events.kinds import RackSlow, RackSlowCause, ResumeLost, RosterChanged, StateFresh
-from mend.events.lines import KINDS, Timed, decode_line, encode_line
-from tests.events_table import PAGE, with_table
+from mend.events.lines import KINDS, TimedEvent, decode_line, encode_line
+from tests.events_table import PAGES, with_tables
 from tests.noted import kinds_made_in
 
 SOURCE = Path(__file__).parent.parent.parent.parent / "src" / "mend"
@@ -43,7 +43,7 @@ def value_of(kind: Any) -> Any:
 
 @kinds
 def test_line_of_every_kind_comes_back_as_it_was(made: type[LoggedEvent]) -> None:
-    timed = Timed(1 << 60, example(made))
+    timed = TimedEvent(1 << 60, example(made))
     line = encode_line(timed)
     assert line.startswith(b'{"kind":"%s","time_ns":1152921504606846976' % kind_of(made).encode())
     assert line.endswith(b"}\n")
@@ -87,9 +87,11 @@ def test_every_kind_is_emitted_somewhere() -> None:
     assert found == KINDS.keys(), KINDS.keys() - found
 
 
-def test_page_has_the_kinds_of_the_code() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert with_table(page) == page, "run: python -m tests.events_table"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_page_of_events_has_the_kinds_of_the_code(page: Path) -> None:
+    assert with_tables(page) == page.read_text(encoding="utf-8"), (
+        "run: python -m tests.events_table"
+    )
 
 
 def test_sentences_leave_out_what_is_not_known() -> None:

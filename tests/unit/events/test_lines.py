@@ -8,9 +8,9 @@ import pytest
 
 from mend.errors import EventError
 from mend.events.kinds import EventsCut, RackSilent, ResumeLost
-from mend.events.lines import Timed, decode_line, encode_line
+from mend.events.lines import TimedEvent, decode_line, encode_line
 
-LINE = encode_line(Timed(5, RackSilent(1, "rounds go on without it")))
+LINE = encode_line(TimedEvent(5, RackSilent(1, "rounds go on without it")))
 
 
 def refused(line: bytes) -> EventError:
@@ -54,16 +54,16 @@ def test_known_kind_with_other_fields_is_refused(fields: dict[str, object]) -> N
 
 def test_more_fields_of_a_newer_version_are_left_out() -> None:
     line = b'{"kind":"rack-silent","time_ns":1,"peer":2,"effect":"x","since_ms":7,"remedy":"y"}\n'
-    assert decode_line(line) == Timed(1, RackSilent(2, "x"))
+    assert decode_line(line) == TimedEvent(1, RackSilent(2, "x"))
 
 
 def test_field_that_may_be_unknown_is_null() -> None:
-    line = encode_line(Timed(1, ResumeLost(1, None)))
+    line = encode_line(TimedEvent(1, ResumeLost(1, None)))
     assert line == b'{"kind":"resume-lost","time_ns":1,"lost":1,"open_tokens":null}\n'
 
 
 def test_text_that_no_json_can_hold_is_escaped() -> None:
     """A folder whose name is not UTF-8 must not end the thread that writes the file."""
-    line = encode_line(Timed(1, EventsCut("/tmp/\udcff")))
+    line = encode_line(TimedEvent(1, EventsCut("/tmp/\udcff")))
     assert json.loads(line)["path"] == "/tmp/\udcff"
     assert line.endswith(b"\n")

@@ -212,7 +212,7 @@ def test_half_a_version_is_never_served(tmp_path: Path) -> None:
         worker.engine.receive_weights(UpdateInfo())
     VersionFiles(tmp_path, 1).write(version(1))
     worker.engine.init_transfer_engine(InitInfo(str(tmp_path)))
-    with pytest.raises(UsageError, match="no name of a file"):
+    with pytest.raises(UsageError, match="not the name of a file"):
         worker.update(file="../secret")
     worker.update()
     worker.model.fails = True

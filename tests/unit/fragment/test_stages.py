@@ -11,13 +11,13 @@ from torch import nn
 from mend.errors import ConfigError
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.shards import NOTHING, holding
-from mend.fragment.stages import Contents, Held, Together
+from mend.fragment.stages import Contents, HeldTensor, Together
 from mend.types import Layout
 from tests import golden
 
 
 def held(*names: str, numel: int = 4, team: tuple[int, ...] = ()) -> Contents:
-    return Contents(tuple(Held(name, (numel,), "float32", team) for name in names))
+    return Contents(tuple(HeldTensor(name, (numel,), "float32", team) for name in names))
 
 
 def layers(*names: str) -> nn.Module:
@@ -88,7 +88,7 @@ def test_one_name_on_ranks_with_different_modules_is_refused() -> None:
 
 @pytest.mark.parametrize("team", [(4, 5), (4, 5, 6), ()])
 def test_ranks_with_different_modules_share_what_spans_exactly_them(team: tuple[int, ...]) -> None:
-    shared = Held("dense", (4,), "float32", team)
+    shared = HeldTensor("dense", (4,), "float32", team)
     ranks = [Contents((shared, *held(name).parameters)) for name in ("one", "two")]
     if team == (4, 5):
         together = Together(ranks, [4, 5])

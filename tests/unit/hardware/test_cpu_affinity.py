@@ -11,7 +11,7 @@ import pytest
 
 from mend.hardware import cpu_affinity
 from mend.hardware.cpu_affinity import (
-    Machine,
+    HostTopology,
     bus_id_of,
     near_cores,
     parse_cores,
@@ -21,7 +21,7 @@ from mend.hardware.cpu_affinity import (
 from mend.hardware.nccl_topology import parse_dump
 from tests.unit.hardware.dumps import CLOUD, GPUS, sockets
 
-Build = Callable[..., Machine]
+Build = Callable[..., HostTopology]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def build(tmp_path: Path) -> Build:
     """Machines with these GPUs: bus -> NUMA node and near cores. `cores` hyperthreaded cores, the
     second thread of core c is c + cores, as Linux counts on x86."""
 
-    def make(gpus: dict[str, tuple[int, str]], cores: int = 0) -> Machine:
+    def make(gpus: dict[str, tuple[int, str]], cores: int = 0) -> HostTopology:
         devices = tmp_path / "sys/bus/pci/devices"
         for bus, (numa, near_list) in gpus.items():
             _files(devices / f"0000:{bus}:00.0", {
@@ -42,7 +42,7 @@ def build(tmp_path: Path) -> Build:
         for core in range(2 * cores):
             folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/topology"
             _files(folder, {"thread_siblings_list": f"{core % cores},{core % cores + cores}"})
-        return Machine(tmp_path / "sys", tmp_path / "proc")
+        return HostTopology(tmp_path / "sys", tmp_path / "proc")
 
     return make
 
@@ -125,13 +125,13 @@ def test_fewer_cores_than_gpus_are_used_by_all(build: Build) -> None:
 
 
 def test_without_sysfs_an_nccl_dump_tells(tmp_path: Path) -> None:
-    machine, dump = Machine(tmp_path, tmp_path), parse_dump(sockets())
+    machine, dump = HostTopology(tmp_path, tmp_path), parse_dump(sockets())
     ids = on("17", "b1")
     assert near_cores(1, machine=machine, dump=dump, bus_ids=ids) == set(range(16, 32))
 
 
 def test_where_nothing_is_known_nothing_is_pinned(tmp_path: Path, build: Build) -> None:
-    nowhere = Machine(tmp_path / "none", tmp_path / "none")
+    nowhere = HostTopology(tmp_path / "none", tmp_path / "none")
     assert near_cores(0, machine=nowhere, bus_ids=on("05")) is None
     assert near_cores(0, machine=nowhere, dump=parse_dump(CLOUD), bus_ids=on("05")) is None
     assert worker_cores(0, allowed=range(8), machine=nowhere, bus_ids=on("05")) is None
@@ -147,7 +147,7 @@ def test_a_gpu_is_found_by_its_uuid(tmp_path: Path) -> None:
     _files(tmp_path / "proc/driver/nvidia/gpus/0000:62:00.0", {
         "information": "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-9221d5d1-b60b-a624-bf14-0a1819cf",
     })  # fmt: skip
-    machine = Machine(tmp_path / "sys", tmp_path / "proc")
+    machine = HostTopology(tmp_path / "sys", tmp_path / "proc")
     assert machine.bus_id_of("9221d5d1-b60b-a624-bf14-0a1819cf") == "0000:62:00.0"
     assert machine.bus_id_of("00000000-0000-0000-0000-000000000000") is None
 
@@ -170,7 +170,7 @@ def test_the_bus_of_a_cuda_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(cpu_affinity.torch.cuda, "get_device_properties", told.__getitem__)
     info = {"information": "GPU UUID: GPU-9221d5d1"}
     _files(tmp_path / "proc/driver/nvidia/gpus/0000:62:00.0", info)
-    machine = Machine(tmp_path, tmp_path / "proc")
+    machine = HostTopology(tmp_path, tmp_path / "proc")
     found = [bus_id_of(index, machine) for index in range(4)]
     assert found == ["0000:de:00.0", "0000:62:00.0", None, None]
 

@@ -145,7 +145,9 @@ def test_a_file_is_read_and_a_bad_one_named(tmp_path: Path) -> None:
     path.write_text(dgx())
     assert len(read_dump(path).gpus) == 8
     path.write_text(BOMB)
-    with pytest.raises(ConfigError, match=r"--topology='.*topo\.xml': is no NCCL topology: a DOC"):
+    with pytest.raises(
+        ConfigError, match=r"--topology='.*topo\.xml': is not an NCCL topology: a DOC"
+    ):
         read_dump(path, "--topology")
     with pytest.raises(ConfigError, match=r"cannot be read \(No such file"):
         read_dump(tmp_path / "none.xml")

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mend.errors import ConfigError
-from mend.tools.launch import Outcome
+from mend.tools.launch import LaunchResult
 from mend.types import Peer
 from mend_lab.commands import app
 from mend_lab.commands import replay as replay_command
@@ -38,7 +38,7 @@ def told(made: Rerun, folder: Path, findings: Sequence[Sequence[Finding]], **out
             ReplayReport(folder, Peer(rack, 0)).tell(each)
     made._poll_children()
     ended = {rack: outcome.get(f"rack{rack}", 0) for rack in (0, 1)}
-    return made.print_result(Outcome(ended, None, outcome.get("interrupted", 0)))
+    return made.print_result(LaunchResult(ended, None, outcome.get("interrupted", 0)))
 
 
 ROUND, DONE = [Finding("round", 1), Finding("round", 2)], Finding("done", ROUNDS)

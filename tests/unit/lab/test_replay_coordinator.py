@@ -45,7 +45,7 @@ def settled(job: Job, version: int) -> None:
 def test_members_are_those_of_the_script_whoever_else_is_there() -> None:
     job = scripted(commit(1, [then(1)]))
     job.offered(offer(0), offer(1))
-    assert [gather.members for gather in job.orders[0].gathers] == [(offer(1),)]
+    assert [proposal.members for proposal in job.orders[0].proposals] == [(offer(1),)]
     job.held()
     job.follow()
     (made,) = decided(job)
@@ -57,9 +57,9 @@ def test_replayed_coordinator_waits_for_what_is_named_and_for_all_results() -> N
     job = scripted(commit(1, [then(0), then(1)]))
     job.offered(offer(0))
     job.sleep(60 * DETECT_NS)
-    assert job.orders[0].gathers == (), "no grace, no K: it waits for rack 1"
+    assert job.orders[0].proposals == (), "no grace, no K: it waits for rack 1"
     job.offered(offer(0), offer(1))
-    assert job.orders[0].gathers != ()
+    assert job.orders[0].proposals != ()
     job.held(0)
     job.follow()
     assert decided(job) == [], "rack 1 must have the result, too"
@@ -75,17 +75,17 @@ def test_the_next_round_waits_until_all_hold_this_one() -> None:
     job.held()
     job.follow()
     assert len(decided(job)) == 1
-    assert job.orders[0].gathers == ()
+    assert job.orders[0].proposals == ()
     settled(job, 1)
     job.say(1, offers=(offer(1),))
-    assert [gather.version for gather in job.orders[0].gathers] == [2]
+    assert [proposal.version for proposal in job.orders[0].proposals] == [2]
 
 
 def test_drops_come_again_and_name_this_life() -> None:
     drop = Drop(0, (Ended(member(0, THEN), 1),), "older than staleness_max_rounds")
     job = scripted(drop, commit(1, [then(1)]))
     job.offered(offer(1))
-    assert job.orders[0].gathers == (), "the drop is first"
+    assert job.orders[0].proposals == (), "the drop is first"
     job.offered(offer(0), offer(1))
     job.follow()
     assert decided(job) == [Drop(0, (Ended(member(0), 1),), "older than staleness_max_rounds")]
@@ -105,7 +105,7 @@ def test_other_work_is_told_before_it_is_merged() -> None:
     job = scripted(commit(1, [then(0)]))
     told = failed(job.offered(replace(offer(0), tokens=11)))
     assert told == ["rack 0, fragment 0, offer 1: tokens is 10 in the log of the tape, 11 now"]
-    assert job.orders[0].gathers == ()
+    assert job.orders[0].proposals == ()
 
 
 def test_the_job_is_over_when_the_script_is_and_all_leave() -> None:

@@ -328,7 +328,7 @@ def test_tapes_that_make_no_script_are_refused(tapes: list[Recital], why: str) -
 
 def test_bytes_that_are_no_script_are_refused() -> None:
     for data in (b"", b"\x00", b"\x81\xa1a\x01"):
-        with pytest.raises(TapeError, match="no script"):
+        with pytest.raises(TapeError, match="not a script"):
             decode_script(data)
 
 

@@ -74,7 +74,7 @@ def test_a_script_that_cannot_be_read_is_named(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script.write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match=r"MENDLAB_REPLAY.*no script of a replay"):
+    with pytest.raises(ConfigError, match=r"MENDLAB_REPLAY.*not a script of a replay"):
         ReplaySettings.from_environment()
     monkeypatch.setenv(REPLAY, str(script.parent / "gone"))
     with pytest.raises(ConfigError, match="replay TAPE"):

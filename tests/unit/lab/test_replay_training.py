@@ -16,7 +16,7 @@ from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorSpec, LeaderSpec, ProcessSpec, RankSpec
 from mend.engine.compute.digest import digest_of_state
-from mend.engine.joining.training_state import Received, TrainingState
+from mend.engine.joining.training_state import ReceivedState, TrainingState
 from mend.errors import GaveUp, MendError, ReplayDiffers, TapeError
 from mend.types import Peer
 from mend_lab.replay.comparison import (
@@ -39,7 +39,7 @@ from tests.unit.coordination.nouns import (
     member,
     offer,
 )
-from tests.unit.engine.hand import GIVE_UP_NS, MOVE, TOKENS, Hand
+from tests.unit.engine.hand import MOVE, TOKENS, WAIT_TIMEOUT_NS, Hand
 
 ME = Peer(0, 0)
 CAPTURE, APPLY = Act("captured", 4, 0, 1, 0, 40, 4), Act("applied", 10, 0, 2)
@@ -107,13 +107,13 @@ class TwinState:
     """What a script trains with beside the weights, as the trainer sees it."""
 
     def __init__(self) -> None:
-        self.loaded: list[Received] = []
+        self.loaded: list[ReceivedState] = []
         self.fresh: list[str] = []
 
     def take(self, step: int, **_: object) -> Tensor:
         return STATE.clone() if step == 6 else torch.zeros(3, dtype=torch.uint8)
 
-    def load(self, found: Received) -> None:
+    def load(self, found: ReceivedState) -> None:
         self.loaded.append(found)
 
     def begins_fresh(self, reason: str) -> None:
@@ -145,7 +145,7 @@ def test_a_life_that_joined_begins_with_its_versions_and_its_donors_state(tmp_pa
             StateFiles(tmp_path).write(given(), 0, STATE)
 
     hand.during = progress
-    hand.run(hand.trainer.begin(GIVE_UP_NS))
+    hand.run(hand.trainer.begin(WAIT_TIMEOUT_NS))
     (received,) = state.loaded
     assert (received.donor, received.step, received.data_B.tolist()) == (3, 6, STATE.tolist())
     assert (hand.theta(), hand.trainer.step) == (0.5, 6)
@@ -198,7 +198,7 @@ def test_a_former_life_keeps_what_a_later_one_begins_with_and_tells_if_it_is_ano
     later.published.publish(0, later.fragment_state().anchor)
     place, state = Place(0), TrainingState([], {}, lambda *_: None, mirrored=True)
     later.trainer.states.state = state
-    later.run(later.trainer.begin(GIVE_UP_NS))
+    later.run(later.trainer.begin(WAIT_TIMEOUT_NS))
     state.register("place", place, "rack")
     assert place.batches == 9
 
@@ -207,7 +207,7 @@ def test_a_life_without_a_copy_begins_fresh(tmp_path: Path) -> None:
     part = Part(rack=1, acts=((),), ends=True, config={}, life=2, first=(0,))
     hand, state = twin(tmp_path, msgspec.structs.replace(script_of(), parts=(part,)))
     hand.published.publish(0, hand.fragment_state().anchor)
-    hand.run(hand.trainer.begin(GIVE_UP_NS))
+    hand.run(hand.trainer.begin(WAIT_TIMEOUT_NS))
     assert (state.loaded, hand.trainer.step, len(state.fresh)) == ([], 0, 1)
 
 
@@ -238,7 +238,7 @@ def test_replayed_rack_waits_for_a_version_as_long_as_rounds_are_decided(tmp_pat
     hand = Following(tmp_path, script_of(CAPTURE, APPLY))
     hand.during = lambda: hand.decide(0.5)
     hand.step(10)
-    assert hand.waits == [GIVE_UP_NS] * 2, "the first decision was not what it waits for"
+    assert hand.waits == [WAIT_TIMEOUT_NS] * 2, "the first decision was not what it waits for"
     assert hand.posted(Applied) == [Applied(0, 2, 0, 10)]
     stuck = Following(tmp_path, script_of(CAPTURE, APPLY))
     with pytest.raises(GaveUp, match=r"waited 60 s .* applied fragment 0 \(version 2\) at step 10"):

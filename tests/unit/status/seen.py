@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mend.status.follow_messages import CommitSeen, Follow, Followed, RackLanes
-from mend.status.messages import Doings, JobStatus, RackSeen, RankSeen, RoundSeen
+from mend.status.messages import JobStatus, RackSeen, RankSeen, RoundSeen, TrainingSeen
 from mend.types import SECOND, Address
 
 
@@ -17,7 +17,7 @@ def rack_seen(rack: int, **changes: Any) -> RackSeen:
     return RackSeen(**{**fields, **changes})
 
 
-def doings(**changes: Any) -> Doings:
+def training_seen(**changes: Any) -> TrainingSeen:
     """10 steps/s of 64 tokens, 1 % stalled, 1 MB/s out and 2 MB/s in, for five seconds."""
     fields: dict[str, Any] = {
         "ranks": 1, "shown": (RankSeen(0, 96, SECOND // 10, 5),), "step": 100, "tokens": 6400,
@@ -27,7 +27,7 @@ def doings(**changes: Any) -> Doings:
         "recent_received": 10**7, "missed": 0, "closed_by": "all-in", "host_bytes": 10**6,
         "recorded": (),
     }  # fmt: skip
-    return Doings(**{**fields, **changes})
+    return TrainingSeen(**{**fields, **changes})
 
 
 def view(rack: int = 0, **changes: Any) -> JobStatus:
@@ -40,7 +40,7 @@ def view(rack: int = 0, **changes: Any) -> JobStatus:
         "lockstep": False, "versions": (4, 4), "racks": (rack_seen(0), rack_seen(1)),
         "missing": (), "in_flight": 1,
         "rounds": (RoundSeen(1, 5, "open", (0,), 400, "waiting for rack 1"),), "why": (),
-        "doings": doings(),
+        "training": training_seen(),
     }  # fmt: skip
     return JobStatus(**{**fields, **changes})
 

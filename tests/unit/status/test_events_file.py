@@ -18,7 +18,7 @@ import pytest
 
 from mend.events.base import LoggedEvent
 from mend.events.kinds import ProcessStarted, ProtectionChosen, RackDiverged
-from mend.events.lines import Timed
+from mend.events.lines import TimedEvent
 from mend.status import events_file as module
 from mend.status.events_file import EventsFile, older_of
 from tests.noted import pair
@@ -54,7 +54,7 @@ def steps(path: Path) -> list[Any]:
 
 def put(file: EventsFile, *numbers: int, pad: str = "") -> None:
     for number in numbers:
-        file.put(Timed(0, RackDiverged(number, 0, pad)))
+        file.put(TimedEvent(0, RackDiverged(number, 0, pad)))
 
 
 # -------------------------------------------------------------- a disk that is full
@@ -308,7 +308,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_long_file_loses_its_oldest_half(tmp_path: Path, said: Said, short: None) -> None:
     path = tmp_path / NAME
     file = EventsFile(path, said)
-    file.put(Timed(0, ProcessStarted((1, 0), "", "job")))
+    file.put(TimedEvent(0, ProcessStarted((1, 0), "", "job")))
     put(file, *range(1000))
     file.close()
     older, newer = steps(older_of(path)), steps(path)
@@ -326,18 +326,18 @@ def test_cut_file_with_start_behind_first_line_begins_with_both(
     """A rack says how it is protected before it names its job."""
     path = tmp_path / NAME
     file = EventsFile(path, said)
-    file.put(Timed(0, ProtectionChosen("keys")))
+    file.put(TimedEvent(0, ProtectionChosen("keys")))
     put(file, -1)
-    file.put(Timed(0, ProcessStarted((1, 0), "", "job")))
+    file.put(TimedEvent(0, ProcessStarted((1, 0), "", "job")))
     put(file, *range(1000))
     file.close()
     for half in (older_of(path), path):
         assert steps(half)[:3] == ["protection", "start", "events-cut"]
     shutil.rmtree(tmp_path)
     again = EventsFile(path, said)
-    again.put(Timed(0, ProtectionChosen("keys")))
+    again.put(TimedEvent(0, ProtectionChosen("keys")))
     put(again, -1)
-    again.put(Timed(0, ProcessStarted((1, 0), "", "job")))
+    again.put(TimedEvent(0, ProcessStarted((1, 0), "", "job")))
     again.close()
     assert steps(path) == ["protection", -1, "start"]
 
@@ -359,7 +359,7 @@ def test_disk_that_is_full_when_a_file_is_halved_does_not_cost_its_first_line(
 
     monkeypatch.setattr(module._File, "_put", failing)
     file = EventsFile(path, said)
-    file.put(Timed(0, ProcessStarted((1, 0), "", "job")))
+    file.put(TimedEvent(0, ProcessStarted((1, 0), "", "job")))
     put(file, *range(200))
     until(lambda: "events-resumed" in said.kinds, "there is room again")
     file.close()

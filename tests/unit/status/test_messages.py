@@ -31,13 +31,17 @@ from mend.status.messages import (
     short,
 )
 from tests.unit.coordination.nouns import report
-from tests.unit.status.seen import doings, rack_seen, view
+from tests.unit.status.seen import rack_seen, training_seen, view
 
 
 def test_a_look_and_a_view_come_back_as_they_were() -> None:
     for job in ("", "run7", "j" * 64):
         assert decode_asked(encode_look(Look(job))) == Look(job)
-    for each in (view(), view(doings=None), view(doings=doings(recorded=(("loss", 2.5),)))):
+    for each in (
+        view(),
+        view(training=None),
+        view(training=training_seen(recorded=(("loss", 2.5),))),
+    ):
         assert decode_view(encode_view(each)) == each
 
 
@@ -50,7 +54,7 @@ def test_looks_are_no_messages_of_the_job_and_the_job_has_no_looks() -> None:
         with pytest.raises(WireError, match="do not begin like a mend frame"):
             read(message)
     with pytest.raises(WireError):
-        decode_asked(encode_view(view(racks=(), rounds=(), doings=None)))
+        decode_asked(encode_view(view(racks=(), rounds=(), training=None)))
     with pytest.raises(WireError):
         decode_view(encode_look(Look("")))
 
@@ -101,7 +105,7 @@ def test_the_largest_view_fits() -> None:
     recorded = tuple((text, 1 / 3) for _ in range(8))
     full = view(
         racks=racks, rounds=rounds, missing=everybody, why=(text,) * 16, versions=(most,) * 64,
-        doings=doings(shown=ranks, recorded=recorded), detail=text, job="j" * 64,
+        training=training_seen(shown=ranks, recorded=recorded), detail=text, job="j" * 64,
     )  # fmt: skip
     frame = encode_view(full)
     assert len(frame) < VIEW_BYTES_MAX / 2
@@ -118,7 +122,7 @@ def test_a_view_beyond_its_limit_is_not_sent() -> None:
 def test_text_that_would_move_the_cursor_is_neither_sent_nor_accepted(text: str) -> None:
     assert short(f"a {text} b").isprintable()
     assert decode_view(encode_view(view(detail=short(text))))
-    for broken in (view(detail=text), view(job=text), view(doings=doings(closed_by=text))):
+    for broken in (view(detail=text), view(job=text), view(training=training_seen(closed_by=text))):
         with pytest.raises(WireError, match="matching regex"):
             decode_view(encode_view(broken))
 

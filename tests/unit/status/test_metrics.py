@@ -23,7 +23,7 @@ from mend.status.metrics import (
     samples_of_rank,
 )
 from mend.status.status import DataRows, SlowRack, Status, TokenLedger
-from tests.unit.status.seen import doings, rack_seen, view
+from tests.unit.status.seen import rack_seen, training_seen, view
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,14 +61,14 @@ def test_epoch_is_the_first_whose_rows_are_not_all_done() -> None:
 
 
 def test_witness_has_the_rows_of_its_log() -> None:
-    found = flat(samples_of_job(view(doings=None, data=DataSeen(8, 4, 12, 2))))
+    found = flat(samples_of_job(view(training=None, data=DataSeen(8, 4, 12, 2))))
     assert found["mend/data_rows/left"] == 12
-    assert not any("data_rows" in name for name in flat(samples_of_job(view(doings=None))))
+    assert not any("data_rows" in name for name in flat(samples_of_job(view(training=None))))
 
 
 def test_metrics_of_job_leave_out_what_is_not_known() -> None:
     racks = rack_seen(0, step=5), rack_seen(1, step=-1, silent_ms=-1, behind=-1, step_ns=0)
-    found = flat(samples_of_job(view(racks=racks, state="starting", doings=None)))
+    found = flat(samples_of_job(view(racks=racks, state="starting", training=None)))
     assert found["mend/state/starting"] == 1
     assert found["mend/rack_step/0"] == 5
     assert [name for name in found if name.endswith("/1")] == ["mend/rack_live/1"]
@@ -76,7 +76,7 @@ def test_metrics_of_job_leave_out_what_is_not_known() -> None:
 
 
 def test_rates_of_no_time_are_zero() -> None:
-    found = flat(samples_of_job(view(doings=doings(recent_ns=0, recent_step_ns=0))))
+    found = flat(samples_of_job(view(training=training_seen(recent_ns=0, recent_step_ns=0))))
     assert found["mend/tokens_per_second"] == found["mend/sent_bytes_per_second"] == 0
 
 
@@ -90,7 +90,7 @@ def test_samples_are_distinct_and_of_the_table(samples: Iterator[Sample]) -> Non
 def test_leader_gives_no_sample_twice() -> None:
     """Its status and its view are served together."""
     twice = {each.name for each in samples_of_rank(status())} & {
-        each.name for each in samples_of_job(view(doings=doings()))
+        each.name for each in samples_of_job(view(training=training_seen()))
     }
     assert not twice
 

@@ -14,7 +14,7 @@ from mend.status.server import (
     LOOKERS_MAX,
     VIEW_KEPT_NS,
     WINDOW,
-    Note,
+    CounterSample,
     Recent,
     StatusServer,
 )
@@ -157,7 +157,7 @@ def test_a_bug_in_what_is_shown_stops_nobody_and_is_said_once() -> None:
 def test_recent_is_some_seconds_and_begins_with_the_first_step() -> None:
     facts: dict[str, Any] = {"at": 0, "step": 0}
     recent = Recent(
-        lambda: Note(facts["at"] * SECOND, facts["step"], 0, facts["at"] * SECOND, 0, 0, 0)
+        lambda: CounterSample(facts["at"] * SECOND, facts["step"], 0, facts["at"] * SECOND, 0, 0, 0)
     )
     for at, step in ((1, 0), (2, 0), (3, 1), (4, 11)):
         facts |= {"at": at, "step": step}
@@ -176,7 +176,7 @@ def test_recent_is_some_seconds_and_begins_with_the_first_step() -> None:
 
 
 def test_before_the_first_step_nothing_is_recent() -> None:
-    recent = Recent(lambda: Note(SECOND, 0, 0, 0, 0, 0, 0))
+    recent = Recent(lambda: CounterSample(SECOND, 0, 0, 0, 0, 0, 0))
     recent.note()
     then, now = recent.span()
     assert then == now

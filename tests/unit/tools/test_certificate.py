@@ -104,7 +104,8 @@ WHOLE = json.loads(document_of(CONTENT, key(1)))
     ],
 )  # fmt: skip
 def test_file_that_is_no_certificate_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(CertificateError, match=r"is no (JSON of a certificate|mend-certificate-1)"):
+    said = r"is not (the JSON of a certificate|a mend-certificate-1)"
+    with pytest.raises(CertificateError, match=said):
         verified(written(tmp_path, text), None)
 
 
@@ -113,7 +114,7 @@ def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CertificateError, match="cannot be read"):
             verified(path, None)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(CertificateError, match="is no JSON"):
+    with pytest.raises(CertificateError, match="is not the JSON"):
         verified(tmp_path / "binary", None)
 
 
@@ -137,12 +138,12 @@ def test_keys_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--sign=.*cannot be read \(No such file"):
         private_key(path)
     path.write_bytes(b"not a key")
-    with pytest.raises(ConfigError, match="is no private Ed25519 key"):
+    with pytest.raises(ConfigError, match="is not a private Ed25519 key"):
         private_key(path)
-    with pytest.raises(ConfigError, match=r"--key=.*is no public Ed25519 key"):
+    with pytest.raises(ConfigError, match=r"--key=.*is not a public Ed25519 key"):
         public_key(path)
     path.write_bytes(generate_private_key(SECP256R1()).private_bytes(PEM, PRIVATE.PKCS8, PLAIN))
-    with pytest.raises(ConfigError, match="is no private Ed25519 key"):
+    with pytest.raises(ConfigError, match="is not a private Ed25519 key"):
         private_key(path)
     locked = serialization.BestAvailableEncryption(b"word")
     path.write_bytes(key(1).private_bytes(PEM, PRIVATE.PKCS8, locked))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mend.tools import app, main
 from mend.tools import launch as launch_module
 from mend.tools.keys_command import create
-from mend.tools.launch import Job, Outcome
+from mend.tools.launch import Job, LaunchResult
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The jobs that the command would have started."""
     jobs: list[Job] = []
 
-    def record(job: Job, sink: Callable[[str, str], None]) -> Outcome:
+    def record(job: Job, sink: Callable[[str, str], None]) -> LaunchResult:
         jobs.append(job)
-        return Outcome({0: 0, 1: 5}, 0)
+        return LaunchResult({0: 0, 1: 5}, 0)
 
     monkeypatch.setattr(launch_module, "launch", record)
     return jobs

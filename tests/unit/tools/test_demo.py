@@ -13,7 +13,7 @@ from mend.tools import demo as demo_module
 from mend.tools.demo import DELAY_SHARE, _clear, calibrated_delay_ms, demo, recipes
 from mend.tools.demo_report import ALONE, BLOCKING, FREE, OVERLAPPED
 from mend.tools.demo_train import mend_settings
-from mend.tools.launch import Outcome
+from mend.tools.launch import LaunchResult
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -67,7 +67,7 @@ def test_a_demo_that_is_interrupted_ends_as_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C had status 2, and printed the tracebacks of the racks."""
-    interrupted = Outcome({0: 130, 1: 130}, None, interrupted=2)
+    interrupted = LaunchResult({0: 130, 1: 130}, None, interrupted=2)
     monkeypatch.setattr(demo_module, "launch", lambda job, sink: interrupted)
     with pytest.raises(SystemExit) as left:
         demo(quick=True, steps=None, delay_ms=1, nproc_per_rack=1, parallel="ddp", out=tmp_path)

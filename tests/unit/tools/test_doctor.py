@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mend.errors import ConfigError
-from mend.hardware.cpu_affinity import Machine
+from mend.hardware.cpu_affinity import HostTopology
 from mend.tools import app
 from mend.tools.doctor import examine as module
 from mend.tools.doctor.examine import examine
@@ -187,7 +187,9 @@ def test_gpus_with_what_is_near(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(module.torch.cuda, "get_device_properties", properties)
-    monkeypatch.setattr(module, "Machine", lambda: Machine(tmp_path / "sys", tmp_path / "proc"))
+    monkeypatch.setattr(
+        module, "HostTopology", lambda: HostTopology(tmp_path / "sys", tmp_path / "proc")
+    )
     (row,) = examine(path)[0]["devices"]
     assert row == {
         "index": 0, "name": "H200", "bus_id": "0000:17:00.0", "numa": 0,

@@ -125,7 +125,7 @@ def test_an_exchange_that_fails_names_the_direction() -> None:
     ("answer", "speaks", "severity", "part"),
     [
         ("open", True, "ok", "answers"),
-        ("open", False, "problem", "is no witness"),
+        ("open", False, "problem", "is not a witness"),
         ("refused", False, "note", "Start `mend coordinate`"),
         ("silent", False, "problem", "A firewall drops"),
         ("", False, "problem", "not tried"),

@@ -16,7 +16,7 @@ from mend.config.declared import Scope
 from mend.config.wiring import policy_of
 from mend.consensus.records import Policy
 from mend.events.kinds import PayloadPulled
-from mend.events.lines import Timed
+from mend.events.lines import TimedEvent
 from mend.tools.doctor.jobs import NAME_CHARS_MAX, OF_A_MEETING, meeting_of
 from mend.tools.doctor.meeting import flows_of, meet, payload, probe_config
 from mend.tools.doctor.terms import Meeting
@@ -63,9 +63,9 @@ def test_the_model_is_equal_on_all_racks_and_as_large_as_asked(fragments: int) -
     assert not any(torch.any(p) for p in payload(config(), 0.0).parameters())
 
 
-def pulled(rack: int, megabytes: float, begin_ms: float, end_ms: float) -> Timed:
+def pulled(rack: int, megabytes: float, begin_ms: float, end_ms: float) -> TimedEvent:
     size, ms = int(megabytes * MB), end_ms - begin_ms
-    return Timed(int(end_ms * MS), PayloadPulled(rack, size, ms))
+    return TimedEvent(int(end_ms * MS), PayloadPulled(rack, size, ms))
 
 
 def test_rates_are_those_of_payloads_and_time_counts_once() -> None:

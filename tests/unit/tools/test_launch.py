@@ -14,7 +14,7 @@ from torch.distributed.run import get_args_parser
 
 from mend.config import MendConfig
 from mend.consensus.records import EVICTIONS_MAX
-from mend.engine.state.outcome import Ended, write_ended
+from mend.engine.state.outcome import RankEnd, write_ended
 from mend.errors import ConfigError
 from mend.tools import app
 from mend.tools import launch as launch_module
@@ -24,7 +24,7 @@ from mend.tools.launch import (
     UNMERGED_EXIT,
     Job,
     Launch,
-    Outcome,
+    LaunchResult,
     check_script,
     gpus_by_rack,
     is_untrained,
@@ -48,7 +48,7 @@ def test_a_rack_is_started_again_as_often_as_the_job_may_evict_it(
     """Whatever `max_restarts` is, which counts failures alone; and not for ever."""
     running = Launch(JOB, lambda who, line: None)
     running._outcomes = tmp_path
-    write_ended(tmp_path, Ended(1, 1, outcome))
+    write_ended(tmp_path, RankEnd(1, 1, outcome))
     for count in range(EVICTIONS_MAX):
         running._restarts[1] = running._evictions[1] = count
         assert running._has_lives(1)
@@ -58,13 +58,13 @@ def test_a_rack_is_started_again_as_often_as_the_job_may_evict_it(
 
 def test_job_without_a_step_is_no_success() -> None:
     """Each rack had `merged` and status 0, and the model was as it began."""
-    ended = [Ended(0, 0, "merged"), Ended(1, 0, "merged")]
+    ended = [RankEnd(0, 0, "merged"), RankEnd(1, 0, "merged")]
     assert is_untrained(ended)
     assert not is_untrained([])
-    assert not is_untrained([*ended, Ended(2, 0, "merged", step=5, tokens=5)])
-    assert not is_untrained([*ended, Ended(2, 0, "local")])
-    assert Outcome({0: 0, 1: 0}, 0, untrained=True).status == UNMERGED_EXIT
-    assert Outcome({0: 5, 1: 0}, 0, untrained=True).status == 5
+    assert not is_untrained([*ended, RankEnd(2, 0, "merged", step=5, tokens=5)])
+    assert not is_untrained([*ended, RankEnd(2, 0, "local")])
+    assert LaunchResult({0: 0, 1: 0}, 0, untrained=True).status == UNMERGED_EXIT
+    assert LaunchResult({0: 5, 1: 0}, 0, untrained=True).status == 5
 
 
 def test_empty_key_file_of_the_racks_counts_as_not_set() -> None:
@@ -92,7 +92,7 @@ def test_first_rank_of_a_rack_says_why_its_work_is_not_merged(tmp_path: Path) ->
     running = Launch(JOB, lambda who, line: None)
     running._outcomes = tmp_path
     for rank in (2, 0, 1):
-        write_ended(tmp_path, Ended(1, rank, "aborted", f"rank {rank}"))
+        write_ended(tmp_path, RankEnd(1, rank, "aborted", f"rank {rank}"))
     assert {rack: told.rank for rack, told in running._find_unmerged().items()} == {1: 0}
 
 
@@ -244,17 +244,17 @@ def test_a_rack_of_one_process_can_do_without_torchrun(monkeypatch: pytest.Monke
 def test_the_status_is_that_of_the_first_that_failed(
     racks: dict[int, int], witness: int | None, interrupted: int, status: int
 ) -> None:
-    assert Outcome(racks, witness, interrupted).status == status
+    assert LaunchResult(racks, witness, interrupted).status == status
 
 
 def test_the_status_is_that_of_the_rack_on_whose_account_all_were_ended() -> None:
-    assert Outcome({0: -15, 1: 7}, 0, culprit=1).status == 7
-    assert Outcome({0: -15, 1: 7}, 0, interrupted=2, culprit=1).status == 130
+    assert LaunchResult({0: -15, 1: 7}, 0, culprit=1).status == 7
+    assert LaunchResult({0: -15, 1: 7}, 0, interrupted=2, culprit=1).status == 130
 
 
 def test_racks_that_were_ended_as_their_job_was_over_are_no_success() -> None:
     """Their former life failed, and a script may end a SIGTERM with 0."""
-    assert Outcome({0: 0, 1: 0}, 0, culprit=1).status == 1
+    assert LaunchResult({0: 0, 1: 0}, 0, culprit=1).status == 1
 
 
 def test_a_rack_that_cannot_be_started_again_ends_nobody_else(tmp_path: Path) -> None:
@@ -288,9 +288,9 @@ def test_a_signal_without_a_name_is_a_number(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_rack_that_told_of_unmerged_work_is_no_success(code: int, word: str, status: int) -> None:
     """It crashed: that comes first. `session` raised NotMerged: that is 1, and means 3."""
-    told = {1: Ended(1, 0, word)}
-    assert Outcome({0: 0, 1: code}, 0, unmerged=told).status == status
-    assert Outcome({0: 0, 1: code}, 0, interrupted=2, unmerged=told).status == 130
+    told = {1: RankEnd(1, 0, word)}
+    assert LaunchResult({0: 0, 1: code}, 0, unmerged=told).status == status
+    assert LaunchResult({0: 0, 1: code}, 0, interrupted=2, unmerged=told).status == 130
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_job_that_cannot_start_cannot_be_made(wrong: dict[str, object], field:
         (["no/such.py"], "SCRIPT='no/such.py': there is no such file"),
         (["/"], "SCRIPT='/': is a folder without __main__.py"),
         (["--log-dir", "/dev/null/logs", __file__], "--log-dir='/dev/null/logs': cannot be made"),
-        (["--env", "MEND_FOO=1", __file__], "MEND_FOO='1': is no setting of mend"),
+        (["--env", "MEND_FOO=1", __file__], "MEND_FOO='1': is not a setting of mend"),
         (["--env", "MEND_FRAGMENTS=four", __file__], "fragments='four': needs"),
         (["--env", "MEND_CONFIG=/no/such", __file__], "MEND_CONFIG='/no/such': cannot be read"),
         (["--env", "MEND_KEY_FILE=/no/such", __file__], "key_file='/no/such': cannot be read"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mend.errors import EventError
 from mend.events.lines import decode_line
 from mend.tools.report import summary
-from mend.tools.report.facts import FAULTS_SHOWN, NAMES_MAX, Gathering, RunFacts
+from mend.tools.report.facts import FAULTS_SHOWN, NAMES_MAX, FactCollector, RunFacts
 from mend.tools.report.rounds import Rounds
 from tests.noted import filled
 
@@ -42,7 +42,7 @@ class Run:
     """Two ranks, rack 0 and rack 1."""
 
     def __init__(self) -> None:
-        self.gathering = Gathering([(0, 0), (1, 0)])
+        self.collector = FactCollector([(0, 0), (1, 0)])
         self.at_ns = self.refused = 0
 
     def says(self, rack: int, *events: dict[str, Any]) -> Run:
@@ -50,7 +50,7 @@ class Run:
             self.at_ns += S
             line = json.dumps({**filled(event), "time_ns": self.at_ns})
             try:
-                self.gathering.take(rack, 0, decode_line(line.encode()))
+                self.collector.take(rack, 0, decode_line(line.encode()))
             except EventError:
                 self.refused += 1
         return self
@@ -58,14 +58,14 @@ class Run:
     def follows(self, event: dict[str, Any]) -> Run:
         """Somebody outside the job says it."""
         line = json.dumps({**filled(event), "time_ns": self.at_ns})
-        self.gathering.take_followed(decode_line(line.encode()))
+        self.collector.take_followed(decode_line(line.encode()))
         return self
 
     def both(self, event: dict[str, Any]) -> Run:
         return self.says(0, event).says(1, event)
 
     def ends(self) -> RunFacts:
-        return self.gathering.finish()
+        return self.collector.finish()
 
 
 def test_compression_and_residual_of_a_codec_are_shown() -> None:
@@ -245,7 +245,7 @@ def test_a_second_run_tells_how_it_is_protected_itself() -> None:
         run.says(0, progress(1))
         if protection == "insecure":
             run.says(1, progress(1))
-            assert run.gathering.facts.protection == {0: "insecure", 1: "insecure"}
+            assert run.collector.facts.protection == {0: "insecure", 1: "insecure"}
     facts = run.ends()
     assert (facts.earlier_jobs, facts.protection) == (2, {0: "loopback"})
 
@@ -361,7 +361,7 @@ def test_a_rack_that_joins_again_counts_on_and_its_rounds_count_once() -> None:
     run.says(1, progress(30, tokens=20, **again), progress(40, tokens=120, last=True, **again))
     for rack in (0, 1):
         run.says(rack, commit(0, 2, {0: 2, 1: 2}))
-    facts = run.gathering.finish()
+    facts = run.collector.finish()
     assert (facts.rounds, facts.agreed, facts.alone, facts.tokens_merged[1]) == (2, 2, 0, 200)
     rank = facts.ranks[1, 0]
     assert rank.now is not None

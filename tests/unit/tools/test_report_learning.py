@@ -113,7 +113,7 @@ def test_infinities_of_both_signs_have_a_mean_that_is_no_number() -> None:
 def test_falling_loss_is_no_answer() -> None:
     said = learning(job(loss=2.0), {}, 0.0)
     assert "held_out_merged" in said[0]
-    assert "A loss that falls is no answer" in said[0]
+    assert "A loss that falls is not an answer" in said[0]
 
 
 def test_cosine_says_how_much_of_a_step_is_not_shared() -> None:

@@ -130,8 +130,8 @@ def a_folder_in_place_of_a_file(tmp_path: Path) -> Path:
     [
         (missing, "does not exist"),
         (empty, "there is no events-rack"),
-        (a_file, "is no folder"),
-        (a_folder_in_place_of_a_file, "are no files"),
+        (a_file, "is not a folder"),
+        (a_folder_in_place_of_a_file, "are not files"),
     ],
 )
 def test_folder_without_a_run_is_refused_with_the_remedy(

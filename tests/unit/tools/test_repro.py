@@ -11,7 +11,7 @@ from mend.determinism.comparison import Finding, Recording
 from mend.determinism.recorder import FORMAT
 from mend.errors import UsageError
 from mend.tools.repro import Found, _equal_so_far, compare_folders, lines_of, print_verdict
-from mend.tools.repro_runs import Asked, Extent, Progress, Setting, command_of, read
+from mend.tools.repro_runs import Asked, RunExtent, RunProgress, RunSetting, command_of, read
 
 HEADER = {"format": FORMAT, "rank": 0, "ranks": 1, "facts": {"threads": 1}}
 
@@ -24,8 +24,10 @@ def recording(folder: Path, *records: object) -> Path:
 
 
 def test_ranks_are_started_by_torchrun() -> None:
-    asked = Asked(("train.py", "--lr", "1"), (Setting("A"), Setting("B", 2, ("--x",))))
-    plain, many = (command_of(asked, each, Path("f"), Extent(0, (3, 4))) for each in asked.settings)
+    asked = Asked(("train.py", "--lr", "1"), (RunSetting("A"), RunSetting("B", 2, ("--x",))))
+    plain, many = (
+        command_of(asked, each, Path("f"), RunExtent(0, (3, 4))) for each in asked.settings
+    )
     child = ["-m", "mend.tools.repro_child", "f", "0", "3:4", "-"]
     assert plain[1:] == [*child, "train.py", "--lr", "1"]
     assert many[1:3] == ["-m", "mend.tools.torchrun"]
@@ -83,7 +85,7 @@ def test_progress_has_phase_steps_and_time_left(
     monkeypatch.setattr("mend.tools.repro_runs.time.monotonic", lambda: now_s[0])
     said: list[str] = []
     lines = ["reading the corpus"]
-    progress = Progress("run A (1 of 2)", tmp_path, said.append, 6, lines)
+    progress = RunProgress("run A (1 of 2)", tmp_path, said.append, 6, lines)
 
     def look_after(seconds: float) -> str:
         now_s[0] += seconds
@@ -104,7 +106,7 @@ def test_progress_has_phase_steps_and_time_left(
     with (tmp_path / "rank-0.jsonl").open("a") as file:
         file.write(f"{json.dumps(ends[2])}\n" * 3)
     assert look_after(6) == "run A (1 of 2): step 6 of 6, 20 s, ending"
-    unknown = Progress("run A (1 of 2)", tmp_path, said.append, 0)
+    unknown = RunProgress("run A (1 of 2)", tmp_path, said.append, 0)
     now_s[0] += 10
     unknown.look()
     assert said == [
@@ -114,11 +116,11 @@ def test_progress_has_phase_steps_and_time_left(
 
 def test_hash_seed_is_chosen_unless_the_user_has_set_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    assert Setting("A", hash_seed="1").chooses_hash_seed
-    assert not Setting("A").chooses_hash_seed
-    assert not Setting("A", env={"PYTHONHASHSEED": "3"}, hash_seed="1").chooses_hash_seed
+    assert RunSetting("A", hash_seed="1").chooses_hash_seed
+    assert not RunSetting("A").chooses_hash_seed
+    assert not RunSetting("A", env={"PYTHONHASHSEED": "3"}, hash_seed="1").chooses_hash_seed
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    assert not Setting("A", hash_seed="1").chooses_hash_seed
+    assert not RunSetting("A", hash_seed="1").chooses_hash_seed
 
 
 def test_runs_are_equal_up_to_where_others_parted() -> None:

@@ -21,7 +21,7 @@ from mend.tools.top.picture import (
     picture_of,
 )
 from mend.types import SECOND, WITNESS
-from tests.unit.status.seen import doings, rack_seen, view
+from tests.unit.status.seen import rack_seen, training_seen, view
 
 
 def answered(*views: JobStatus, age_s: float = 0.1) -> list[Answer]:
@@ -38,14 +38,14 @@ def lines(picture: Picture) -> dict[int, RackLine]:
 
 def witness(**changes: Any) -> JobStatus:
     fields: dict[str, Any] = {
-        "coordinator": WITNESS, "coordinates": True, "doings": None,
+        "coordinator": WITNESS, "coordinates": True, "training": None,
         "racks": (rack_seen(0, step=96), rack_seen(1, step=64, step_ns=SECOND // 4, behind=2)),
     }  # fmt: skip
     return view(WITNESS, **{**fields, **changes})
 
 
 def test_a_rack_speaks_for_itself() -> None:
-    line = lines(seen(view(0, doings=doings(ranks=4))))[0]
+    line = lines(seen(view(0, training=training_seen(ranks=4))))[0]
     assert (line.state, line.source, line.step, line.ranks) == ("running", "itself", 100, 4)
     assert line.steps_per_s == pytest.approx(10)
     assert line.tokens_per_s == pytest.approx(4 * 640), "counted at the leader, times its ranks"
@@ -141,7 +141,7 @@ def test_when_nobody_answers_any_more_the_last_picture_stays() -> None:
     ("way", "job", "said"),
     [
         ("closed", "", "no process listens there"),
-        ("open", "", "no sideband of mend"),
+        ("open", "", "not a sideband of mend"),
         ("speaks", "", "observe=false"),
         ("speaks", "run8", "not of job 'run8'"),
     ],
@@ -248,7 +248,7 @@ def test_rounds_and_policy_come_through() -> None:
 
 def test_picture_with_any_recorded_value_is_valid_json() -> None:
     recorded = (("loss", 2.5), ("worst", float("inf")), ("none", float("nan")))
-    found = seen(view(0, doings=doings(recorded=recorded, recent_step_ns=0, recent_ns=0)))
+    found = seen(view(0, training=training_seen(recorded=recorded, recent_step_ns=0, recent_ns=0)))
     text = json.dumps(asdict(found), allow_nan=False)
     rack = json.loads(text)["racks"][0]
     assert rack["recorded"] == {"loss": 2.5, "worst": "inf", "none": "nan"}

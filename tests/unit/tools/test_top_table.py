@@ -13,7 +13,7 @@ from mend.status.messages import DataSeen, JobStatus
 from mend.tools.top.picture import Answer, Picture, RoundLine, picture_of
 from mend.tools.top.table import screen_of
 from mend.types import SECOND, WITNESS
-from tests.unit.status.seen import doings, rack_seen, view
+from tests.unit.status.seen import rack_seen, training_seen, view
 
 LONG = "a reason that is much longer than any terminal is wide " * 4
 
@@ -22,10 +22,10 @@ def picture(racks: int = 2, **changes: Any) -> Picture:
     """The last rack is slow, and does not answer."""
     members = tuple(rack_seen(rack, step=100 - rack) for rack in range(racks - 1))
     members += (rack_seen(racks - 1, step=40, step_ns=SECOND * 21 // 100, behind=3),)
-    loss = doings(recorded=(("loss", 2.345678),), missed=2)
-    of_rack: list[JobStatus] = [view(rack, doings=loss) for rack in range(racks - 1)]
+    loss = training_seen(recorded=(("loss", 2.345678),), missed=2)
+    of_rack: list[JobStatus] = [view(rack, training=loss) for rack in range(racks - 1)]
     coordinator = view(
-        WITNESS, racks=members, doings=None, coordinates=True, coordinator=WITNESS, decided=99,
+        WITNESS, racks=members, training=None, coordinates=True, coordinator=WITNESS, decided=99,
         configured=racks, **changes,
     )  # fmt: skip
     views = [*of_rack, coordinator]
@@ -129,7 +129,7 @@ def test_table_without_answers_names_the_addresses_tried() -> None:
 def test_starting_and_ended() -> None:
     starting = view(
         0, state="starting", missing=(1,), racks=(rack_seen(0),), rounds=(), in_flight=0,
-        versions=(), doings=None, commits=0,
+        versions=(), training=None, commits=0,
     )  # fmt: skip
     found = drawn(picture_of([Answer("tcp://rack0:1", starting, 0.1, "speaks")]))
     assert found[0].startswith("mend top  run7  starting")

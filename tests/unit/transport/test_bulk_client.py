@@ -28,7 +28,7 @@ from mend.errors import (
 )
 from mend.transport import bulk_server
 from mend.transport.bulk_client import STREAMS, THIN_MAX, WIDE_MAX, BulkLane, checksum_of
-from mend.transport.bulk_transfer import AHEAD, LENGTH_FIRST, Attempt
+from mend.transport.bulk_transfer import AHEAD, LENGTH_FIRST, TransferAttempt
 from mend.transport.bulk_wire import (
     GONE,
     HELLO,
@@ -162,7 +162,7 @@ async def test_a_silent_holder_is_left_after_the_stall_timeout(
     good.serve(KEY, memoryview(sent))
     watch = reader._watch
 
-    async def watches(attempt: Attempt, threads: set[asyncio.Future[None]]) -> None:
+    async def watches(attempt: TransferAttempt, threads: set[asyncio.Future[None]]) -> None:
         """On a busy machine the good one may be silent for as long."""
         reader._stall_ns = 60 * SECOND if attempt.holder == good.address else SHORT_STALL_NS
         await watch(attempt, threads)

@@ -11,14 +11,22 @@ import xxhash
 
 from mend.errors import PayloadGone, TransferStalled
 from mend.transport.bulk_client import BulkLane, checksum_of
-from mend.transport.bulk_transfer import LENGTH_FIRST, LENGTH_MIN, LENGTH_SWIFT, Attempt, Incoming
+from mend.transport.bulk_transfer import (
+    LENGTH_FIRST,
+    LENGTH_MIN,
+    LENGTH_SWIFT,
+    Incoming,
+    TransferAttempt,
+)
 from mend.types import Address
 
 HOLDER, OTHER = Address("holder", 1), Address("other", 2)
 
 
-def attempt(stall_s: float = 16.0, chunk_bytes: int = 4 << 20, first: int = LENGTH_MIN) -> Attempt:
-    return Attempt(
+def attempt(
+    stall_s: float = 16.0, chunk_bytes: int = 4 << 20, first: int = LENGTH_MIN
+) -> TransferAttempt:
+    return TransferAttempt(
         Incoming(memoryview(bytearray(1)), ""), HOLDER, b"", chunk_bytes=chunk_bytes,
         stall_s=stall_s, clock_s=lambda: 0.0, count=lambda _: None, first=first,
     )  # fmt: skip

@@ -68,10 +68,10 @@ def test_address_of_the_proxy_may_be_of_any_kind(bound: bytes) -> None:
     ("answer", "reason"),
     [
         (b"\x05\x02", "wants a password"),
-        (b"HTTP/1.1 400", "is no SOCKS5 proxy"),
+        (b"HTTP/1.1 400", "is not a SOCKS5 proxy"),
         (GREETED + b"\x05\x05\x00\x01" + bytes(6), "the connection was refused there"),
         (GREETED + b"\x05\x09\x00\x01" + bytes(6), "reply 9"),
-        (GREETED + b"\x04\x00\x00\x01" + bytes(6), "is no SOCKS5 proxy"),
+        (GREETED + b"\x04\x00\x00\x01" + bytes(6), "is not a SOCKS5 proxy"),
         (GREETED + DONE[:5], "closed the connection"),
         (b"", "closed the connection"),
     ],
@@ -92,7 +92,11 @@ def test_longest_name_is_sent_whole() -> None:
 
 @pytest.mark.parametrize(
     ("host", "reason"),
-    [(f"{LONGEST}.", "256 bytes is too long"), ("b" * 64, "is no name"), ("a..b", "is no name")],
+    [
+        (f"{LONGEST}.", "256 bytes is too long"),
+        ("b" * 64, "is not the name"),
+        ("a..b", "is not the name"),
+    ],
 )
 def test_name_that_cannot_be_is_an_error_of_the_connection(host: str, reason: str) -> None:
     """As a UnicodeError it ended the thread that connects, with a traceback."""

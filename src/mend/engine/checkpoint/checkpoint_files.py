@@ -134,7 +134,7 @@ def files_in(folder: Path) -> list[str]:
     names = []
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path} is no plain file; save plain files into a checkpoint")
+            raise CheckpointError(f"{path} is not a plain file; save plain files into a checkpoint")
         if path.is_file():
             names.append(path.relative_to(folder).as_posix())
     if len(names) > FILES_MAX:

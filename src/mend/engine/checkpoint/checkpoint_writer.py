@@ -134,7 +134,7 @@ class CheckpointWriter:
         self._group, self._rack, self._facts, self._trainer = group, rack, facts, trainer
         self._drive, self._post, self._note, self._now_ns = drive, post, note, now_ns
         self._barrier = CheckpointBarrier(trainer, post=post, note=note, now_ns=now_ns)
-        self._hands = DaemonExecutor(1, f"{OWN}checkpoint")
+        self._executor = DaemonExecutor(1, f"{OWN}checkpoint")
         self._beside: RackGroup | None = None
         """The collectives of the writing thread; made when first needed."""
         self._pending: PendingCheckpoint | None = None
@@ -184,7 +184,7 @@ class CheckpointWriter:
     def close(self) -> list[str]:
         """Wait CLOSE_S for the writing thread; any thread may call it. Returns the names of threads
         that still write: their checkpoint is never complete."""
-        return self._hands.close(CLOSE_S)
+        return self._executor.close(CLOSE_S)
 
     # -------------------------------------------------------------- training thread
 
@@ -216,7 +216,7 @@ class CheckpointWriter:
             written_ms=0,
         )
         write = partial(self._write, self._beside, folder, mark, taken, rest, limit_ns, about)
-        return PendingCheckpoint(folder, self._hands.submit(write))
+        return PendingCheckpoint(folder, self._executor.submit(write))
 
     # -------------------------------------------------------------- its own thread
 
@@ -249,7 +249,7 @@ class CheckpointWriter:
         if self._group.rank == 0:
             shutil.rmtree(part, ignore_errors=True)
 
-    def _follow(self, group: RackGroup, doing: Requests) -> None:
+    def _follow(self, group: RackGroup, requests: Requests) -> None:
         """Drive a generator that only waits and agrees, on this thread."""
 
         def answer(request: Request) -> object:
@@ -259,4 +259,4 @@ class CheckpointWriter:
                 raise InvariantError("only waits and agreements run here", {"request": request})
             return group.minimum(request.values)
 
-        drive(doing, answer)
+        drive(requests, answer)

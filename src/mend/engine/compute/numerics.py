@@ -26,7 +26,7 @@ from mend.engine.compute.buffers import NO_SPARE, Buffers, Pin, Spare
 from mend.engine.compute.digest import StateDigest, digest_of_proof
 from mend.engine.compute.gram_pass import gram_kernel_for, grams_of
 from mend.engine.compute.merge_pass import DIGEST_NUMEL, MergePass, kernel_for
-from mend.engine.compute.offers import Encoded, Read, compile_kernels, make_offer
+from mend.engine.compute.offers import EncodedOffer, Read, compile_kernels, make_offer
 from mend.engine.compute.payload_checks import check_payloads
 from mend.engine.compute.signs import count_signs, kernel_of
 from mend.engine.compute.sums import Tensors, Weights, partial_of, total_of
@@ -194,7 +194,7 @@ class Numerics:
         codec: Codec | None = None,
         read: Read | None = None,
         grows: Callable[[Tensor], Growth] | None = None,
-    ) -> Encoded:
+    ) -> EncodedOffer:
         """x = delta + residual; payload = C(x); pend = x - decode(payload), or with feedback in the
         weights sent = decode(payload).
 
@@ -409,4 +409,4 @@ def _check_weights(runs: Sequence[tuple[int, Weights]], payloads: int, numel: in
         right = payloads == len(weights) > 0
         ensure(right, "not one weight per payload", payloads=payloads, weights=weights)
         for weight in weights:
-            ensure(fp32(weight) == weight, "a weight that is no float32", weight=weight)
+            ensure(fp32(weight) == weight, "a weight that is not a float32", weight=weight)

@@ -48,7 +48,7 @@ DELTA_NUMEL_MIN = PORTION_NUMEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
+class EncodedOffer:
     """An offer's payload (uint8 B), its xxh3_128, and the greatest magnitude `norm` of the encoded
     vector. `pend` (fp32 N): the residual once a commit names the offer. For a lossy codec also the
     lengths of the error (`unsent`) and of the whole vector (`length`). With feedback in the weights
@@ -90,7 +90,7 @@ def make_offer(
     pool: WorkerPool,
     read: Read | None = None,
     grows: Callable[[Tensor], Growth] | None = None,
-) -> Encoded:
+) -> EncodedOffer:
     """See Numerics.encode."""
     numel, block = delta_N.numel(), max(1, codec.block)
     x_N = delta_N if residual_N is None else buffers.empty(numel)
@@ -139,7 +139,7 @@ def make_offer(
     norm = max(norms, default=0.0)
     pend_N, sent_N = (None, left_N) if in_weights else (left_N, None)
     checksum = hashing.hexdigest() if hashing is not None else digest_of_state(payload_B)
-    return Encoded(payload_B, checksum, pend_N, sent_N, norm, *_lengths(squares))
+    return EncodedOffer(payload_B, checksum, pend_N, sent_N, norm, *_lengths(squares))
 
 
 class _Hashing:

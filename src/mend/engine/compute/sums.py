@@ -111,7 +111,7 @@ def factors_in(blob: bytes, weights: Weights, tensors: Tensors) -> list[Weights]
     theirs, count, at = _read_head(_TOTAL, blob)
     size = 4 * len(theirs)
     if theirs != weights or count != len(tensors.measured) or len(blob) != at + count * size:
-        raise WireError(f"{len(blob)} bytes that are no factors of {len(weights)} racks")
+        raise WireError(f"{len(blob)} bytes that are not factors of {len(weights)} racks")
     found = [struct.unpack_from(f"!{len(weights)}f", blob, at + i * size) for i in range(count)]
     if not all(math.isfinite(factor) for factors in found for factor in factors):
         raise WireError("a factor of a tensor is not finite")
@@ -136,7 +136,8 @@ def _read_head(kind: bytes, blob: bytes) -> tuple[Weights, int, int]:
 def _read_partial(blob: bytes) -> tuple[Weights, list[Gram]]:
     weights, tensors, at = _read_head(_PARTIAL, blob)
     if len(blob) != _partial_bytes(len(weights), tensors):
-        raise WireError(f"{len(blob)} bytes are no sums of {tensors} tensors, {len(weights)} racks")
+        what = f"{len(blob)} bytes are not sums of {tensors} tensors, {len(weights)} racks"
+        raise WireError(what)
     size = _gram_bytes(len(weights))
     return weights, [_read_gram(len(weights), blob, at + i * size) for i in range(tensors)]
 
@@ -144,7 +145,7 @@ def _read_partial(blob: bytes) -> tuple[Weights, list[Gram]]:
 def _read_gram(members: int, blob: bytes, at: int) -> Gram:
     bins = struct.unpack_from(f"!{members}b", blob, at)
     if any(k not in (BIN_ZERO, BIN_WRONG) and not BIN_MIN <= k <= BIN_MAX for k in bins):
-        raise WireError(f"sums of numbers that are no float32: bins {bins}")
+        raise WireError(f"sums of numbers that are not float32: bins {bins}")
     at += members
     sums = [list(row) for row in nothing(members).sums]
     for i in range(2 * members):

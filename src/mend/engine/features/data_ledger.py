@@ -125,7 +125,7 @@ class UnitFeed:
         """The unit at this position, once it is here; None: the rack gets no more. Raises GaveUp
         if no quorum is heard for wait_timeout_s, as nobody can give out units then; in lockstep, if
         another rack reads no row for as long, as all get theirs by one record."""
-        published, limit_ns = self._published, self.trainer.options.give_up_ns
+        published, limit_ns = self._published, self.trainer.options.wait_timeout_ns
         heard_ns = begun_ns = noted_ns = self._now_ns()
         while (unit := self.here(position)) is None:
             seen = self._seen

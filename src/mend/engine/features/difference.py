@@ -51,7 +51,7 @@ def with_difference(old_N: Tensor, data: bytes) -> Tensor:
     numel = old_N.numel()
     split = 1 + -(-numel // 8)
     if data[:1] != SPARSE or len(data) < split or (len(data) - split) % 4:
-        raise WireError(f"{len(data)} bytes that are no difference of {numel} elements")
+        raise WireError(f"{len(data)} bytes that are not a difference of {numel} elements")
     packed = np.frombuffer(data, dtype=np.uint8, count=split - 1, offset=1)
     changed = np.unpackbits(packed, count=numel).view(np.bool_)
     values = np.frombuffer(data, dtype=np.int32, offset=split)

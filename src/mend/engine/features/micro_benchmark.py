@@ -157,8 +157,8 @@ class LiveBenchmark:
                 done.set()
 
         # A program that ends while a thread is inside torch is aborted (SIGABRT). So on a CPU the
-        # thread is no daemon: it is soon done. A GPU may never answer. This waits for an event and
-        # does not join, as Ctrl-C in `join` makes Python 3.11 take the thread for ended.
+        # thread is not a daemon: it is soon done. A GPU may never answer. This waits for an event
+        # and does not join, as Ctrl-C in `join` makes Python 3.11 take the thread for ended.
         on_cpu = self._device.type == "cpu"
         self._thread = threading.Thread(target=measured, name="mend-benchmark", daemon=not on_cpu)
         self._thread.start()

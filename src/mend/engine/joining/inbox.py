@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mend.engine.joining.training_state import Mirror, Mirrored, Received, Refused
+from mend.engine.joining.training_state import Mirror, Mirrored, ReceivedState, StateUnavailable
 from mend.engine.state.published_state import PublishedSlice, PublishedState
 from mend.types import Member
 
@@ -21,12 +21,12 @@ class StateInbox(PublishedSlice):
         """Joining racks that wait for a copy of this rack's training state."""
         self.given: set[Member] = set()
         """Those whose copy was made or refused; the loop removes a rack when it frees the copy."""
-        self.copied: Received | Refused | None = None
+        self.copied: ReceivedState | StateUnavailable | None = None
         """A donor's copy for this rack, or the reason why there is none."""
         self.pulling = False
         """Whether the copy is being transferred."""
 
-    def receive(self, found: Received | Refused) -> None:
+    def receive(self, found: ReceivedState | StateUnavailable) -> None:
         """Publish a donor's training state, or the reason why there is none."""
         with self.changed:
             self.copied, self.pulling = found, False

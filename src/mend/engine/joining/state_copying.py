@@ -13,7 +13,7 @@ from mend.coordination import events as ev
 from mend.engine.compute.buffers import unpooled
 from mend.engine.compute.digest import bytes_of
 from mend.engine.joining.inbox import StateInbox
-from mend.engine.joining.training_state import Given, LikeFirst, Received, Refused
+from mend.engine.joining.training_state import Given, LikeFirst, ReceivedState, StateUnavailable
 from mend.engine.loop.effects import Handlers
 from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.errors import format_error
@@ -42,7 +42,7 @@ class StateCopying(LoopFeature):
     def handlers(self) -> Handlers:
         return {
             ev.CopyState: self.copy,
-            ev.NoState: lambda it: self._inbox.receive(Refused(it.reason, it.step)),
+            ev.NoState: lambda it: self._inbox.receive(StateUnavailable(it.reason, it.step)),
             ev.AskedState: lambda it: self._inbox.ask(it.racks),
             ev.FreeState: self._forget,
         }
@@ -124,7 +124,7 @@ class StateCopying(LoopFeature):
             inbox.pulling = False
             if error is None:
                 copied = (donor.rack, effect.step, effect.digest, data_B, effect.shared)
-                inbox.receive(Received(*copied))
+                inbox.receive(ReceivedState(*copied))
             end(format_error(error))
 
         if passed_on:

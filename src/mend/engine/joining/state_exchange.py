@@ -20,9 +20,9 @@ from mend.engine.joining.training_state import (
     LikeFirst,
     Mirror,
     Mirrored,
-    Received,
-    Refused,
+    ReceivedState,
     StateRoutes,
+    StateUnavailable,
     TrainingState,
     copy_state,
     no_mirror,
@@ -145,7 +145,7 @@ class StateExchange(TrainerFeature):
 
     # -------------------------------------------------------------- of a rack that joins
 
-    def copy(self, limit_ns: int) -> Generator[Any, Any, Received | Refused]:
+    def copy(self, limit_ns: int) -> Generator[Any, Any, ReceivedState | StateUnavailable]:
         """For a rack that joins: load the newest mirror of its former life, and get a donor's
         training state. This comes before the weights, which would age meanwhile. Refused: this rack
         begins fresh, and has noted that. Waits up to `limit_ns` for a donor to copy, and longer
@@ -153,12 +153,14 @@ class StateExchange(TrainerFeature):
         state = require(self.state, "no state was asked for")
         yield from self._load_mirror(state)
         (enabled,) = yield from agree(self._ranks, [int(state.enabled)])
-        copied: Received | Refused = Refused(state.why_not())
+        copied: ReceivedState | StateUnavailable = StateUnavailable(state.why_not())
         if enabled:
             copied = yield from self._await_copy(limit_ns)
-        if isinstance(copied, Refused):
+        if isinstance(copied, StateUnavailable):
             (step,) = yield from agree(self._ranks, [copied.step])
-            copied = Refused(copied.reason + (f"; the job is at step {step}" if step else ""), step)
+            copied = StateUnavailable(
+                copied.reason + (f"; the job is at step {step}" if step else ""), step
+            )
             state.begins_fresh(copied.reason)
         return copied
 
@@ -202,7 +204,7 @@ class StateExchange(TrainerFeature):
             ended = yield Wait(lambda: found.mirrored is not None, MIRROR_NS)
         return found.mirrored
 
-    def load(self, copied: Received) -> Requests:
+    def load(self, copied: ReceivedState) -> Requests:
         """Load the copy. Raises StateRefused on all ranks of the rack if one of them cannot load
         it, such as where the racks make their optimizers in different ways."""
         state, refusal = require(self.state, "no state was asked for"), None
@@ -218,7 +220,7 @@ class StateExchange(TrainerFeature):
         if not loaded:
             raise refusal or StateRefused("another rank of this rack cannot take the copied state")
 
-    def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | Refused]:
+    def _await_copy(self, limit_ns: int) -> Generator[Any, Any, ReceivedState | StateUnavailable]:
         """A donor's copy, of the same step on all ranks; or the reason why there is none.
 
         The donor may change between the pulls of the ranks. Then they pull again, until the limit.
@@ -232,12 +234,14 @@ class StateExchange(TrainerFeature):
                 ended: bool = yield Wait(lambda: inbox.copied is not None, left_ns)
                 waits = not ended and inbox.pulling and self._published.failure is None
             copied, inbox.copied = inbox.copied, None
-            own = [copied.donor, copied.step] if isinstance(copied, Received) else [-1, -1]
-            early = isinstance(copied, Received) and self._now_ns() < deadline_ns
+            own = [copied.donor, copied.step] if isinstance(copied, ReceivedState) else [-1, -1]
+            early = isinstance(copied, ReceivedState) and self._now_ns() < deadline_ns
             agreed = yield from agree(self._ranks, [*own, *(-value for value in own), int(early)])
             same = agreed[:2] == [-value for value in agreed[2:4]]
             again = not same and bool(agreed[4])
         self._post(Wanting(False))
-        if isinstance(copied, Received) and not same:
-            return Refused("the ranks of this rack got copies of different steps, or some got none")
-        return copied or Refused(f"no rack gave a copy within {limit_ns / SECOND:g} s")
+        if isinstance(copied, ReceivedState) and not same:
+            return StateUnavailable(
+                "the ranks of this rack got copies of different steps, or some got none"
+            )
+        return copied or StateUnavailable(f"no rack gave a copy within {limit_ns / SECOND:g} s")

@@ -29,10 +29,10 @@ from mend.events.kinds import (
     RatesDiffer,
     SchedulerRefused,
     SchedulerRegistered,
-    StateCopied,
     StateFresh,
     StateLoaded,
     StateUnclaimed,
+    TrainingStateCopied,
 )
 from mend.types import Member
 
@@ -58,7 +58,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Received:
+class ReceivedState:
     """The training state of a donor's rank at one step. `digest`: that of `data_B` at the donor.
     `shared`: all ranks of the rack get the same bytes, which only the first has pulled."""
 
@@ -70,7 +70,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class StateUnavailable:
     """Why there is no donor's training state. `step`: the step of the job, to go on from without
     it; 0: the rack begins at its own first step."""
 
@@ -329,7 +329,7 @@ class TrainingState:
             check(name, value)  # so that an error names the object
         return Packing("state", {"step": step, "optimizers": optimizers, "job": states})
 
-    def load(self, copied: Received) -> None:
+    def load(self, copied: ReceivedState) -> None:
         """Load the optimizers; keep the rest until it is registered. Raises StateRefused, by name,
         where the optimizers differ from the donor's."""
         value = unpack(f"the state of rack {copied.donor}", copied.data_B)
@@ -349,7 +349,7 @@ class TrainingState:
         self.account = f"copied from rack {copied.donor} at step {copied.step}"
         listed = (*self.optimizers, *sorted(value["job"]))
         about = (copied.donor, copied.step, copied.digest, copied.data_B.numel())
-        self._note(StateCopied(*about, listed))
+        self._note(TrainingStateCopied(*about, listed))
 
     def why_not(self) -> str:
         """Why this rack asks for no copy."""

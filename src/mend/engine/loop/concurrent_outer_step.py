@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from mend.consensus.records import Commit, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
+from mend.coordination.failures import JOB_LOST, START_TIMEOUT, error_of
 from mend.coordination.machines import Machines
 from mend.coordination.messages import Hello, Message, RankOrders
 from mend.engine.compute.anchor import Anchor
@@ -29,15 +30,10 @@ from mend.engine.loop.store import TensorStore, rules_of
 from mend.engine.state.fragment_state import OpenOffer
 from mend.engine.state.published_state import NewestOrders, PublishedState
 from mend.errors import (
-    CheckpointError,
-    JobLost,
     MendError,
     OtherJob,
     OtherVersion,
-    PlanMismatch,
     Refused,
-    StartTimeout,
-    UsageError,
     ensure,
     require,
 )
@@ -48,12 +44,12 @@ from mend.events.kinds import (
     DroppedOffer,
     JobBegunAgain,
     MergedShare,
+    OwnSeatLost,
     ProtocolFault,
     RackBack,
     RackSilent,
     RoundCommitted,
     RoundsShort,
-    SeatLost,
     SnapshotRead,
     StillWaiting,
 )
@@ -272,10 +268,10 @@ class ConcurrentOuterStep:
         self.published.finish(self.member, effect.reason)
         if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
             reason = self.published.job.why_out(self.member)
-            self.host.note(SeatLost(reason))
+            self.host.note(OwnSeatLost(reason))
 
     def _fail(self, kind: str, detail: str) -> None:
-        if kind == JobLost.__name__:
+        if kind == JOB_LOST:
             if all(replica.newest >= 0 for replica in self.rank_machine.replicas):
                 # The last bytes arrived after the rack had reported them missing; or another rank
                 # of it lacks some.
@@ -283,9 +279,9 @@ class ConcurrentOuterStep:
                 return
             if self.published.failure is None:
                 self.host.note(JobBegunAgain(detail))
-        if kind == StartTimeout.__name__:
+        if kind == START_TIMEOUT:
             detail = self._explained(detail)
-        self.published.fail(_error(kind, detail))
+        self.published.fail(error_of(kind, detail))
 
     def _explained(self, reason: str) -> str:
         """The leader's reason why the start waits, with what this rank knows besides. Processes of
@@ -351,8 +347,8 @@ def _opened_in(orders: RankOrders) -> dict[int, int]:
     opened: dict[int, int] = {}
     for offer in orders.offers:
         opened[offer.fragment] = max(offer.applied, opened.get(offer.fragment, 0))
-    gathers = {(gather.fragment, gather.version - 1) for gather in orders.gathers}
-    return {p: version for p, version in opened.items() if (p, version) not in gathers}
+    proposals = {(proposal.fragment, proposal.version - 1) for proposal in orders.proposals}
+    return {p: version for p, version in opened.items() if (p, version) not in proposals}
 
 
 def _ending_in(orders: RankOrders, before: frozenset[int]) -> frozenset[int]:
@@ -361,20 +357,6 @@ def _ending_in(orders: RankOrders, before: frozenset[int]) -> frozenset[int]:
     offering = {offer.member.rack for offer in orders.offers}
     closing = {offer.member.rack for offer in orders.offers if offer.closing}
     return (before - offering) | closing
-
-
-_FAILURES: dict[str, type[MendError]] = {
-    kind.__name__: kind
-    for kind in (CheckpointError, JobLost, PlanMismatch, Refused, StartTimeout, UsageError)
-}
-"""The errors that a leader may name in order to end a rank."""
-
-
-def _error(kind: str, detail: str) -> MendError:
-    """The exception of this name. It may be unknown: it comes from the rack's leader, another
-    process."""
-    known = _FAILURES.get(kind)
-    return known(detail) if known is not None else MendError(f"{kind}: {detail}")
 
 
 def _event_of(commit: Commit, live: int, outer: _Outer | None) -> RoundCommitted:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mend.coordination import events as ev
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
-from mend.engine.compute.offers import Encoded
+from mend.engine.compute.offers import EncodedOffer
 from mend.engine.loop.jobs import Jobs
 from mend.engine.loop.pulls_ahead import Ahead, PullsAhead
 from mend.engine.loop.store import TensorStore
@@ -37,7 +37,7 @@ class Pipeline:
         store, tell, offer = self._store, self._jobs.tell, self._store.offers[fragment, seq]
         rules, numerics = store.rules[fragment], store.rules[fragment].numerics
 
-        def job() -> tuple[Encoded, tuple[int, int]]:
+        def job() -> tuple[EncodedOffer, tuple[int, int]]:
             if offer.encoding is not None:
                 encoded = offer.encoding()
             else:
@@ -46,7 +46,7 @@ class Pipeline:
                 encoded = offer.encode(numerics, grows=partial(store.serve_growing, offer))
             return encoded, numerics.signs(encoded.payload, offer.anchor)
 
-        def done(made: tuple[Encoded, tuple[int, int]]) -> None:
+        def done(made: tuple[EncodedOffer, tuple[int, int]]) -> None:
             result, signs = made
             offer.remainder.set_result(Remainder(result.pend, result.sent))
             self._count(offer, numerics, result)
@@ -62,7 +62,7 @@ class Pipeline:
 
         self._jobs.run(job, done, declined, NonFinite)
 
-    def _count(self, offer: OpenOffer, numerics: Numerics, encoded: Encoded) -> None:
+    def _count(self, offer: OpenOffer, numerics: Numerics, encoded: EncodedOffer) -> None:
         """Count the bytes and note the offer."""
         size, fp32_bytes = encoded.payload.numel(), 4 * offer.delta_N.numel()
         residual = encoded.unsent / encoded.length if 0 < encoded.length < math.inf else 0.0

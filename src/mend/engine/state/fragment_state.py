@@ -17,7 +17,7 @@ from mend.codec import CLOSING
 from mend.coordination.events import Captured
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
-from mend.engine.compute.offers import Encoded, Read
+from mend.engine.compute.offers import EncodedOffer, Read
 from mend.fragment.apply import ApplyMode
 from mend.fragment.device import Landed
 from mend.fragment.model_plan import ModelPlan, PlannedFragment
@@ -78,8 +78,8 @@ def agree(ranks: int, values: list[int]) -> Generator[Any, Any, list[int]]:
 class Resumable(Generic[T]):
     """A generator of the trainer that may be interrupted in a wait and run on later."""
 
-    def __init__(self, doing: Generator[Request, Any, T]) -> None:
-        self._doing = doing
+    def __init__(self, requests: Generator[Request, Any, T]) -> None:
+        self._requests = requests
         self._request: Request | None = None
         self._ended = False
 
@@ -95,18 +95,18 @@ class Resumable(Generic[T]):
             reply = answer(self._request) if self._request is not None else None
             self._ended = True  # until it yields a further request
             try:
-                self._request = self._doing.send(reply)
+                self._request = self._requests.send(reply)
             except StopIteration as end:
                 value: T = end.value
                 return value
             self._ended = False
 
 
-def drive(doing: Generator[Request, Any, T], answer: Callable[[Request], object]) -> T:
+def drive(requests: Generator[Request, Any, T], answer: Callable[[Request], object]) -> T:
     """Run a generator to its end on this thread and return its value. Close it on an exception of
     `answer`."""
-    with contextlib.closing(doing):
-        return Resumable(doing).run(answer)
+    with contextlib.closing(requests):
+        return Resumable(requests).run(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class StepOptions:
     overlapped: bool
     apply_mode: ApplyMode
     blend_alpha: float
-    give_up_ns: int
+    wait_timeout_ns: int
     shutdown_ns: int
     stall_ns: int
     """A wait for bytes that is past its limit ends once none has arrived for this long."""
@@ -157,7 +157,7 @@ class OpenOffer:
     landed: Landed | None = None
     """Waits for the snapshot, which may still be copied from a GPU. Call it before reading
     `delta_N`."""
-    encoding: Callable[[], Encoded] | None = None
+    encoding: Callable[[], EncodedOffer] | None = None
     """Waits for the offer that the GPU or the training thread encodes; None: a worker encodes it.
     Raises NonFinite."""
     saved: bool = False
@@ -176,7 +176,7 @@ class OpenOffer:
         numerics: Numerics,
         read: Read | None = None,
         grows: Callable[[Tensor], Growth] | None = None,
-    ) -> Encoded:
+    ) -> EncodedOffer:
         """See Numerics.encode."""
         anchor_N = None if self.saved or numerics.of_values else self.anchor.values
         codec = CLOSING if self.closing and numerics.in_weights else self.anchor.codec

@@ -56,7 +56,7 @@ class Outcome:
 
     def __post_init__(self) -> None:
         if self.word not in WORDS:  # it may be from a file
-            raise ValueError(f"{self.word!r} is no outcome")
+            raise ValueError(f"{self.word!r} is not an outcome")
 
     @property
     def good(self) -> bool:
@@ -80,7 +80,7 @@ def late_steps(rack: int, steps: int, period_steps: int) -> str:
     )
 
 
-class Ended(msgspec.Struct, frozen=True):
+class RankEnd(msgspec.Struct, frozen=True):
     """The file of a rank's end, for `mend launch`. Tokens are averaged over fragments."""
 
     rack: int
@@ -121,7 +121,7 @@ def file_of(folder: Path, rack: int, rank: int) -> Path:
     return folder / f"rack{rack}-rank{rank}.json"
 
 
-def write_ended(folder: Path | None, ended: Ended) -> None:
+def write_ended(folder: Path | None, ended: RankEnd) -> None:
     """Write the file. The launcher made the folder; without one there is no launcher."""
     if folder is None:
         return
@@ -137,16 +137,16 @@ def write_ended(folder: Path | None, ended: Ended) -> None:
 def tell_begin(me: Peer, folder: Path | None) -> None:
     """Write the file that stays if the process ends without another one (os._exit, SIGKILL). It
     replaces the file of a former life of the rack."""
-    write_ended(folder, Ended(me.rack, me.rank, "aborted", WITHOUT_NOTICE))
+    write_ended(folder, RankEnd(me.rack, me.rank, "aborted", WITHOUT_NOTICE))
 
 
-def read_ended(folder: Path) -> list[Ended]:
+def read_ended(folder: Path) -> list[RankEnd]:
     """The ends of all ranks, by rack and rank; damaged files are left out. A rack ends together: a
     rank that was killed before it could write is left out if another rank of its rack did."""
     ends = []
     for path in folder.glob("*.json"):
         try:
-            ended = msgspec.json.decode(path.read_bytes(), type=Ended)
+            ended = msgspec.json.decode(path.read_bytes(), type=RankEnd)
             Outcome(ended.outcome)
         except (OSError, msgspec.DecodeError, ValueError):
             continue
@@ -156,7 +156,7 @@ def read_ended(folder: Path) -> list[Ended]:
     return sorted(last, key=lambda end: (end.rack, end.rank))
 
 
-def report_end(ended: Ended, folder: Path | None, note: Emit) -> None:
+def report_end(ended: RankEnd, folder: Path | None, note: Emit) -> None:
     """Note how this rank ended, write its file, and print a bad end again as the process's last
     line. A rank that left early before its first step only removes its file: its error was raised.
     """

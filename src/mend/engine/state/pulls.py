@@ -128,7 +128,7 @@ def _mb(size: float) -> float:
 class Patience:
     """Decides when a wait for bytes ends: at its limit, or, while bytes arrive, once none has come
     for `stall_ns`. `moved` returns counts of verified bytes by rack, see `Transfers.arrived`. A
-    count that disappears, or comes back with no more bytes than before, is no progress: otherwise
+    count that disappears, or comes back with no more bytes than before, is not progress: otherwise
     pulls that fail and begin again would extend a wait endlessly."""
 
     def __init__(

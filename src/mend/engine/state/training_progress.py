@@ -59,8 +59,8 @@ class TrainingProgress:
             self.write()
 
     def record(self, values: Mapping[str, float]) -> None:
-        """Write the event `recorded`. Raises UsageError for a value that is no plain number. After
-        the end it only warns, once: the script still has a model to save."""
+        """Write the event `recorded`. Raises UsageError for a value that is not a plain number.
+        After the end it only warns, once: the script still has a model to save."""
         if self._ended:
             if not self._warned:
                 self._warned = True
@@ -96,7 +96,7 @@ class TrainingProgress:
 
 
 def plain_values(values: Mapping[str, float]) -> dict[str, float | str]:
-    """The values as `ValuesRecorded` has them. Raises UsageError for a value that is no plain
+    """The values as `ValuesRecorded` has them. Raises UsageError for a value that is not a plain
     number."""
     if len(values) > VALUES_MAX:
         raise UsageError(f"record() of {len(values)} values; at most {VALUES_MAX} at once")

@@ -32,7 +32,7 @@ from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.buffers import POOLED_BYTES_MIN
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.compute.numerics import Numerics
-from mend.engine.compute.offers import Encoded
+from mend.engine.compute.offers import EncodedOffer
 from mend.engine.state.fragment_state import FragmentState
 from mend.errors import NonFinite
 from mend.fragment.apply import ApplyMode
@@ -99,7 +99,7 @@ class CudaStaging:
 
     def encode(
         self, encoder: DeviceEncoder, fragment: int, state: FragmentState
-    ) -> tuple[Tensor, Callable[[], Encoded]]:
+    ) -> tuple[Tensor, Callable[[], EncodedOffer]]:
         """(the delta on the device; a function that waits for the payload, for any thread)."""
         with self._lock:
             anchor_N = self._anchor(fragment, state)
@@ -234,7 +234,7 @@ class CudaStaging:
 
 def _encoded(
     encoder: DeviceEncoder, numel: int, landed: Landed, out_B: Tensor, left_N: Tensor
-) -> Encoded:
+) -> EncodedOffer:
     """What `Numerics.encode` returns. Raises NonFinite as it does."""
     landed()
     found = encoder.read(out_B, numel, NORM_MAX)
@@ -244,7 +244,7 @@ def _encoded(
             f"delta is NaN or not below {NORM_MAX:g}: it is not offered. "
             "Look for a loss that is NaN or a learning rate that is too high."
         )
-    return Encoded(
+    return EncodedOffer(
         found.payload, digest_of_state(found.payload),
         None if encoder.in_weights else left_N, left_N if encoder.in_weights else None,
         found.norm, found.unsent, found.length,

@@ -48,15 +48,15 @@ class Driver:
         self._waited: tuple[Wait | None, int] = (None, 0)
         """The newest wait, and its end in ns."""
 
-    def drive(self, doing: Generator[Request, Any, T]) -> T:
+    def drive(self, requests: Generator[Request, Any, T]) -> T:
         """Run a generator to its end and return its value."""
         with self._ending():
-            return drive(doing, self._answer)
+            return drive(requests, self._answer)
 
-    def work(self, doing: Requests) -> None:
+    def work(self, requests: Requests) -> None:
         """As `drive`, for the work after a step. If a signal's handler raises in a wait, the work
         stops there, and `go_on` finishes it."""
-        self.unfinished = Resumable(doing)
+        self.unfinished = Resumable(requests)
         self.go_on()
 
     def go_on(self) -> None:

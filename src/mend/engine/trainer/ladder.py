@@ -36,7 +36,7 @@ class Mitigations(PublishedSlice):
         self._members = self._published.job.members
 
 
-class Ladder(TrainerFeature):
+class RackLadder(TrainerFeature):
     """The mitigation of one rack, on which all its ranks agree."""
 
     def __init__(

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.digest import StateDigest
 from mend.engine.compute.numerics import Numerics
-from mend.engine.compute.offers import Encoded, Read
+from mend.engine.compute.offers import EncodedOffer, Read
 from mend.engine.compute.vectors import PORTION_NUMEL, first_unsound
 from mend.engine.state.fragment_state import FragmentState, GatherSlices, OpenOffer, Requests
 from mend.engine.trainer.cuda_staging import CudaStaging
@@ -28,14 +28,14 @@ from mend.fragment.view import Pieces, between, portions
 from mend.kernels import apply_kernel
 
 
-class Snapshot(NamedTuple):
+class CapturedValues(NamedTuple):
     """What a capture has read (fp32). `read`: fills it later, while the offer is encoded; None: it
     is filled. `landed`, `encoding`: see `OpenOffer`."""
 
     values_N: Tensor
     read: Read | None = None
     landed: Landed | None = None
-    encoding: Callable[[], Encoded] | None = None
+    encoding: Callable[[], EncodedOffer] | None = None
 
 
 class ModelAccess:
@@ -68,30 +68,30 @@ class ModelAccess:
 
     def snapshot(
         self, fragment: int, state: FragmentState, *, closing: bool, waits: bool
-    ) -> Snapshot:
+    ) -> CapturedValues:
         """Read what this rank owns, for an offer. `waits`: training waits for the result anyway;
         the offer may then be encoded portion by portion, right behind the copy."""
         if self.staging is not None and state.moments is None:
             encoder = self.staging.encoder
             if encoder is not None and not (closing and encoder.in_weights):
                 values_N, encoding = self.staging.encode(encoder, fragment, state)
-                return Snapshot(values_N, encoding=encoding)
+                return CapturedValues(values_N, encoding=encoding)
             values_N, landed = self.staging.snapshot(state)
-            return Snapshot(values_N, landed=landed)
+            return CapturedValues(values_N, landed=landed)
         values_N = self._buffers.empty(state.owned.numel)
         live = state.view.in_place(state.owned)
         if live is None:
             state.view.read(state.owned, values_N)
-            return Snapshot(values_N)
+            return CapturedValues(values_N)
 
         def copy(pieces: Pieces) -> None:
             for theta_n, place in pieces:
                 values_N[place].copy_(theta_n)
 
         if state.moments is None and waits:
-            return Snapshot(values_N, lambda begin, end: copy(between(live, begin, end)))
+            return CapturedValues(values_N, lambda begin, end: copy(between(live, begin, end)))
         self._pool.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
-        return Snapshot(values_N)
+        return CapturedValues(values_N)
 
     def unsound(self, state: FragmentState) -> str:
         """The first of this rank's weights that is NaN or not below NORM_MAX, in words; empty:

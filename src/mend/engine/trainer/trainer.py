@@ -12,7 +12,7 @@ from typing import Any
 from mend.coordination.events import Applied, StepReached, StillOpen
 from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.compute.anchor import Anchor
-from mend.engine.joining.training_state import Received, Refused
+from mend.engine.joining.training_state import ReceivedState, StateUnavailable
 from mend.engine.state.fragment_state import (
     AgreeMin,
     FragmentProgress,
@@ -41,7 +41,7 @@ class Trainer(TrainerEnd):
         copied = yield from self._copy_state(limit_ns // 2)
         anchors = yield from self._await_anchors(limit_ns)
         self.published.begin_to_train()
-        if isinstance(copied, Received):
+        if isinstance(copied, ReceivedState):
             yield from self.states.load(copied)
         own = self.resumes
         if own:
@@ -100,7 +100,9 @@ class Trainer(TrainerEnd):
                 self.published.applied(fragment, anchor.version)
                 self._post(Applied(fragment, anchor.version, 0))
 
-    def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | Refused | None]:
+    def _copy_state(
+        self, limit_ns: int
+    ) -> Generator[Any, Any, ReceivedState | StateUnavailable | None]:
         """Get a donor's training state, if this rack joins a running job. None: it does not."""
         if self.states.state is None:
             return None
@@ -115,11 +117,11 @@ class Trainer(TrainerEnd):
             state.begins_fresh(f"this rack {missed or 'was not in the roster in time'}")
         self._note(RackJoined(tuple(versions)))
 
-    def _go_on_from(self, copied: Received | Refused | None) -> None:
+    def _go_on_from(self, copied: ReceivedState | StateUnavailable | None) -> None:
         """Go on from the donor's step; without a donor, from the step of the job, as the script
         would train all of it again otherwise. Fragments are due as the schedule says; nothing is
         trained yet."""
-        if copied is None or (isinstance(copied, Refused) and copied.step <= self.step):
+        if copied is None or (isinstance(copied, StateUnavailable) and copied.step <= self.step):
             return
         self.step = step = copied.step
         schedule = self.calendar.schedule

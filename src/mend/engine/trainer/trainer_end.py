@@ -15,7 +15,7 @@ from torch import Tensor
 from mend.consensus.records import EVICTED
 from mend.coordination.events import Idle, Leaving, Started, StillOpen
 from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
-from mend.engine.state.outcome import Ended, Outcome, late_steps
+from mend.engine.state.outcome import Outcome, RankEnd, late_steps
 from mend.engine.state.pulls import Patience
 from mend.engine.trainer.trainer_rounds import TrainerRounds
 from mend.errors import EVICTED_EXIT, Evicted, GaveUp, SeatLost
@@ -63,7 +63,9 @@ class TrainerEnd(TrainerRounds):
         return self.published.job.begun and not founds
 
     def _at_the_end(self) -> Patience:
-        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
+        limit_ns = (
+            self.options.wait_timeout_ns if self.policy.lockstep else self.options.shutdown_ns
+        )
         return self._patience(limit_ns, stall_ns=self.options.stall_ns)
 
     def _drain(self, patience: Patience) -> Requests:
@@ -245,12 +247,12 @@ class TrainerEnd(TrainerRounds):
             self.outcome = self._outcome_of_leaving()
         self._stand()
 
-    def ended(self, rank: int) -> Ended:
+    def ended(self, rank: int) -> RankEnd:
         """How this rank, which trains no more, has left the job."""
         outcome = self.outcome if self.outcome.word != "running" else Outcome("aborted")
         merged = self.ledger.merged / (len(self.weights) or 1)
         how = outcome.word, outcome.detail, self.step, self.tokens, merged
-        return Ended(self.member.rack, rank, *how)
+        return RankEnd(self.member.rack, rank, *how)
 
     def open_per_fragment(self) -> float:
         """Tokens trained and not merged yet, averaged over fragments, as in the ledger."""

@@ -32,7 +32,7 @@ from mend.coordination.events import (
 )
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.compute.anchor import Anchor
-from mend.engine.compute.offers import Encoded, Read
+from mend.engine.compute.offers import EncodedOffer, Read
 from mend.engine.joining.state_exchange import StateExchange
 from mend.engine.state.fragment_state import (
     FragmentState,
@@ -52,7 +52,7 @@ from mend.engine.state.published_state import OfferFate
 from mend.engine.state.stall_budget import StallBudget
 from mend.engine.state.step_clock import StepClock
 from mend.engine.state.trainer_feature import TrainerFeature
-from mend.engine.trainer.ladder import Ladder
+from mend.engine.trainer.ladder import RackLadder
 from mend.engine.trainer.model_access import ModelAccess
 from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import Diverged, GaveUp, NonFinite, require
@@ -98,7 +98,7 @@ class TrainerRounds:
             now_ns=parts.now_ns, post=parts.post, note=parts.note,
         )  # fmt: skip
         self.life = Life(parts.now_ns() if parts.started_ns is None else parts.started_ns)
-        self.ladder = Ladder(
+        self.ladder = RackLadder(
             parts.member.rack, published, self.life, post=parts.post, note=parts.note
         )
         self.features = (self.states, self.ladder, *parts.features)
@@ -306,7 +306,7 @@ class TrainerRounds:
         self._repair(state)
         waits = self._waits_for_result()
         found = self.model.snapshot(fragment, state, closing=closing, waits=waits)
-        encoded = Future[Encoded]()
+        encoded = Future[EncodedOffer]()
         if state.moments is not None:
             state.moments.captured()
         state.seq += 1
@@ -342,7 +342,7 @@ class TrainerRounds:
         blocking = self.policy.overlap_steps == 0 or not self.options.overlapped
         return blocking and (self.policy.lockstep or self.stalls.left_ns > 0)
 
-    def _encode(self, offer: OpenOffer, read: Read, encoded: Future[Encoded]) -> None:
+    def _encode(self, offer: OpenOffer, read: Read, encoded: Future[EncodedOffer]) -> None:
         """Read the model and encode the offer, on this thread and the pool."""
         grows = partial(self.parts.grows, offer)
         try:
@@ -400,7 +400,7 @@ class TrainerRounds:
 
     def _await_results(self, fragments: tuple[int, ...]) -> Requests:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
-        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.stalls.left_ns
+        limit_ns = self.options.wait_timeout_ns if self.policy.lockstep else self.stalls.left_ns
         waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
@@ -418,7 +418,7 @@ class TrainerRounds:
         if self.policy.lockstep and not ready:
             raise self.published.failure or GaveUp(
                 f"step {self.step}: no decision on fragment {waiting[0]} within wait_timeout_s="
-                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()}): if "
+                f"{self.options.wait_timeout_ns / SECOND:g} s in lockstep ({self.why()}): if "
                 "a rack is lost, restart all racks, with resume= from a checkpoint; otherwise "
                 "raise wait_timeout_s"
             )

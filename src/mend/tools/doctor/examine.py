@@ -18,7 +18,7 @@ from mend.config.placing import place
 from mend.config.settings import PORT_FIRST, MendConfig
 from mend.config.topology import RANKS_PER_RACK, Hints, read_hints
 from mend.errors import ConfigError, TransportError
-from mend.hardware.cpu_affinity import Machine, allowed_cores, bus_id_of, host, near_cores
+from mend.hardware.cpu_affinity import HostTopology, allowed_cores, bus_id_of, host, near_cores
 from mend.hardware.nccl_topology import Dump, read_dump
 from mend.tools import versions
 from mend.tools.doctor.local import network_of, of_network
@@ -137,7 +137,7 @@ def of_keys(config: MendConfig) -> list[Finding]:
 
 def _devices(dump: Dump | None) -> list[Report]:
     """The GPUs that torch sees; none on a machine without."""
-    machine, found = Machine(), []
+    machine, found = HostTopology(), []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         bus_id = bus_id_of(index, machine)
         gpu = dump.gpu(bus_id) if dump is not None and bus_id is not None else None

@@ -63,7 +63,7 @@ def _of_witness(seen: Seen) -> Finding:
     if seen.answer == "open" and seen.speaks:
         return ok("witness", f"the witness's port answers at {address}")
     if seen.answer == "open":
-        found = f"What listens at MEND_WITNESS_ADDR={address} is no witness."
+        found = f"What listens at MEND_WITNESS_ADDR={address} is not a witness."
         change = "Point MEND_WITNESS_ADDR at the --bind of `mend coordinate`."
         return problem("witness", found, change)
     if seen.answer == "refused":

@@ -92,7 +92,7 @@ def jobs_at(addresses: Sequence[str], limit_s: float = LOOK_S, *, proxy: str = "
 
 
 def _watch(onlooker: StatusClient, address: str) -> bool:
-    """False: it is no address, which the meeting will tell."""
+    """False: it is not an address, which the meeting will report."""
     try:
         onlooker.watch(address)
     except ConfigError:

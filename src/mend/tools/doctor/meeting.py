@@ -40,7 +40,7 @@ from mend.errors import (
 )
 from mend.events.base import LoggedEvent
 from mend.events.kinds import FetchFailed, HelloHeard, PayloadPulled, RackRefused
-from mend.events.lines import Timed, decode_line
+from mend.events.lines import TimedEvent, decode_line
 from mend.status.status import Status
 from mend.tools.doctor.jobs import meeting_of
 from mend.tools.doctor.local import System
@@ -86,7 +86,7 @@ E = TypeVar("E", bound=LoggedEvent)
 class MeetingResult:
     """The result of the meeting's job on this rank."""
 
-    events: list[Timed] = field(default_factory=list)
+    events: list[TimedEvent] = field(default_factory=list)
     status: Status | None = None
     error: BaseException | None = None
     trips: dict[int, Trips] = field(default_factory=dict)
@@ -259,12 +259,12 @@ def _look_around(config: MendConfig, runtime: Runtime, watch: Watch) -> dict[int
     return trips
 
 
-def _events(folder: Path) -> list[Timed]:
+def _events(folder: Path) -> list[TimedEvent]:
     paths = sorted(folder.glob("events-*.jsonl"))
     return [decode_line(line) for path in paths for line in path.read_bytes().splitlines()]
 
 
-def flows_of(events: Sequence[Timed], rack: int) -> Flows:
+def flows_of(events: Sequence[TimedEvent], rack: int) -> Flows:
     """From what one rank has pulled."""
     pulled = [(time_ns, event) for time_ns, event in events if isinstance(event, PayloadPulled)]
     foreign = [(time_ns, event) for time_ns, event in pulled if event.rack != rack]
@@ -351,7 +351,7 @@ def _seen(config: MendConfig, result: MeetingResult, watch: Watch, rack: int) ->
 
 def _recorded(watch: Watch, address: str) -> dict[str, float]:
     view = watch.looks.views.get(address)
-    return dict(view.doings.recorded) if view is not None and view.doings is not None else {}
+    return dict(view.training.recorded) if view is not None and view.training is not None else {}
 
 
 def _answered(config: MendConfig, watch: Watch) -> bool:

@@ -34,7 +34,7 @@ MARKED = (
     kinds.RackJoined,
     kinds.LineageBegun,
     kinds.RackExpelled,
-    kinds.SeatLost,
+    kinds.OwnSeatLost,
 )
 MARKS_MAX = 12
 

@@ -16,7 +16,7 @@ from msgspec import structs
 from mend.detector import cause_in_words
 from mend.events import kinds
 from mend.events.base import LoggedEvent, kind_of
-from mend.events.lines import Timed
+from mend.events.lines import TimedEvent
 from mend.status.loudness import Loudness
 from mend.tools.report.curve import Curve, Point, Strip, Track
 from mend.types import WITNESS
@@ -205,7 +205,7 @@ Bits = dict[tuple[int, int], tuple[str, ...]]
 """(rack, rank) -> the digests of a round in its file, in the order in which they were written."""
 
 
-class Gathering:
+class FactCollector:
     """Takes the events of all files in the order of time; `facts` is their result.
 
     Several jobs may have written into one folder: a `start` under another name begins anew, also
@@ -252,7 +252,7 @@ class Gathering:
         self._written: dict[tuple[int, int, int], int] = {}
         """(rack, rank, fragment) -> the newest version of which its file has the commit."""
 
-    def take(self, rack: int, rank: int, timed: Timed) -> None:
+    def take(self, rack: int, rank: int, timed: TimedEvent) -> None:
         """One event."""
         source, (time_ns, event) = self._rank(rack, rank), timed
         if (handle := self._of_kind.get(type(event))) is not None:
@@ -274,7 +274,7 @@ class Gathering:
         self.facts.protection = {rack: protection[rack] for rack in racks if rack in protection}
         return self.facts
 
-    def take_followed(self, timed: Timed) -> None:
+    def take_followed(self, timed: TimedEvent) -> None:
         """Values that a follower of the merged model has recorded. They join the curves of the
         first rank, at the tokens that it had trained by then."""
         event = timed.event

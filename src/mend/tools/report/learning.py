@@ -63,7 +63,7 @@ def learning(
     if not found:
         sentences.append(
             "Not known: no value of the merged model and of the racks' own was recorded at equal "
-            "steps. A loss that falls is no answer, as a rack alone learns, too. Call "
+            "steps. A loss that falls is not an answer, as a rack alone learns, too. Call "
             "runtime.record(held_out=loss) and, inside runtime.anchor_weights(), "
             "runtime.record(held_out_merged=loss)"
         )

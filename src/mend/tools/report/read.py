@@ -13,11 +13,11 @@ from typing import BinaryIO
 
 from mend.errors import ConfigError, EventError
 from mend.events.kinds import EventsCut
-from mend.events.lines import Timed, decode_line
+from mend.events.lines import TimedEvent, decode_line
 from mend.files import open_regular
 from mend.status.event_log import FOLLOWER
 from mend.status.events_file import BYTES_MAX, older_of
-from mend.tools.report.facts import Gathering, RunFacts, clean
+from mend.tools.report.facts import FactCollector, RunFacts, clean
 from mend.types import WITNESS
 
 FILES_MAX = 256
@@ -27,7 +27,7 @@ _NAME = re.compile(r"events-rack(\d{1,5})-rank(\d{1,6})\.jsonl")
 
 OF_FOLLOWER = (-1, -1)
 
-Line = tuple[tuple[int, int], Timed]
+Line = tuple[tuple[int, int], TimedEvent]
 """(rank, event)."""
 
 
@@ -38,7 +38,7 @@ class Damage:
     torn: bool = False
     """The last line has no end: the process was killed, or still writes."""
     lines: int = 0
-    """Lines that are no event of this version of mend."""
+    """Lines that are not events of this version of mend."""
     why: str = ""
     """Of the first of them."""
     cut: bool = False
@@ -56,12 +56,12 @@ def runs_in(folder: Path) -> list[tuple[str, Path]]:
         "Give the diagnostics_dir of a job (MEND_DIAGNOSTICS_DIR), or a folder of such folders."
     )
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
+        what = "is not a folder" if folder.exists() else "does not exist"
         raise ConfigError("RUN_DIR", str(folder), what, remedy)
     try:
         paths = [path for path in folder.rglob("events-*.jsonl") if _NAME.fullmatch(path.name)]
         if not all(path.is_file() for path in paths):
-            raise ConfigError("RUN_DIR", str(folder), "its events are no files", remedy)
+            raise ConfigError("RUN_DIR", str(folder), "its events are not files", remedy)
     except OSError as error:
         raise ConfigError("RUN_DIR", str(folder), f"cannot be read ({error})", remedy) from error
     parents = sorted({path.parent for path in paths}, key=lambda path: _first_ns(path))
@@ -94,7 +94,7 @@ def read_run(folder: Path) -> RunFacts:
             found[int(named[2]), int(named[1])] = path
     chosen = sorted(found.items())[:FILES_MAX]
     trained = [(rack, rank) for (rank, rack), _ in chosen if rack != WITNESS]
-    gathering = Gathering(trained)
+    collector = FactCollector(trained)
     damages = {path: Damage() for _, path in chosen}
     streams = [_halves(path, (rack, rank), damages[path]) for (rank, rack), path in chosen]
     if (followed := folder / FOLLOWER).exists():
@@ -102,10 +102,10 @@ def read_run(folder: Path) -> RunFacts:
         streams.append(_halves(followed, OF_FOLLOWER, damages[followed]))
     for who, timed in heapq.merge(*streams, key=lambda line: line[1].time_ns):
         if who == OF_FOLLOWER:
-            gathering.take_followed(timed)
+            collector.take_followed(timed)
         else:
-            gathering.take(*who, timed)
-    facts = gathering.finish()
+            collector.take(*who, timed)
+    facts = collector.finish()
     facts.events = sum(each.events for each in damages.values())
     facts.notes += _notes(damages, len(found) - len(chosen), facts.earlier_jobs)
     return facts
@@ -165,7 +165,7 @@ def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
 
 
 def _count(file: BinaryIO, data: bytes, damage: Damage, error: EventError) -> None:
-    """Count a line that is no event. The rest of one that is too long is skipped."""
+    """Count a line that is not an event. The rest of one that is too long is skipped."""
     if len(data) < LINE_BYTES_MAX and not data.endswith(b"\n"):
         damage.torn = True
         return

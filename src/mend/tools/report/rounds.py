@@ -10,7 +10,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from mend.errors import TapeError
-from mend.tools.trace_timeline import RankFacts, RoundFacts, Story, story_of
+from mend.tools.trace_timeline import RankTimes, RoundFacts, Story, story_of
 from mend.trace.format import Entry, Gap, Header
 from mend.trace.reader import RecordedTape, read_tape, tapes_in
 from mend.types import MS, SECOND
@@ -162,7 +162,7 @@ def _bars(made: RoundFacts) -> Iterator[Bar]:
                 yield Bar(rack, made.fragment, made.version, phase, begin_ns, end_ns)
 
 
-def _spans(rank: RankFacts) -> dict[str, tuple[int | None, int | None] | None]:
+def _spans(rank: RankTimes) -> dict[str, tuple[int | None, int | None] | None]:
     begun_ns = rank.applied_ns
     if rank.applied_ns is not None and rank.in_mend_ns is not None:
         begun_ns = rank.applied_ns - rank.in_mend_ns
@@ -179,9 +179,9 @@ def _spans(rank: RankFacts) -> dict[str, tuple[int | None, int | None] | None]:
 
 def _grace(made: RoundFacts) -> tuple[int, int] | None:
     """Return the span from enough offers to the close of the round; None: nobody was missing."""
-    if not made.gathers:
+    if not made.proposals:
         return None
-    closed_ns = made.gathers[0][0]
+    closed_ns = made.proposals[0][0]
     for at_ns, why in made.whys:
         if why.open_for and at_ns <= closed_ns:
             return at_ns, closed_ns

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from mend.coordination.slow import sentence_of
-from mend.status.messages import Doings, JobStatus, RackSeen
+from mend.status.messages import JobStatus, RackSeen, TrainingSeen
 from mend.types import SECOND, rack_name
 
 SLOW_RATIO = 1.5
@@ -30,8 +30,8 @@ SILENCES = {
     "closed": "no connection: no process listens there, this machine does not know the name of the "
     "host, or a firewall is in between",
     "hung-up": "the process that listens there hangs up at once: it has another key than the one "
-    "of MEND_KEY_FILE, or is no sideband of mend",
-    "open": "the process that listens there is no sideband of mend",
+    "of MEND_KEY_FILE, or is not a sideband of mend",
+    "open": "the process that listens there is not a sideband of mend",
     "locked": "it is a sideband of a job with another key, or with one where MEND_KEY_FILE is not "
     "set",
 }
@@ -134,18 +134,18 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
     silent = tuple(_silence(a, job) for a in answers if _is_silent(a, late_s))
     if first is None:
         return Picture(job, silent=silent)
-    own = {view.rack: view for view, _ in known if view.job == first.job and view.doings}
+    own = {view.rack: view for view, _ in known if view.job == first.job and view.training}
     lively = {view.rack for view in fresh}
     racks = _with_comparisons(list(_lines(first, others, own, lively)))
     over = is_over(answers)
-    doings = [view.doings for view in others if view.doings is not None]
+    training = [view.training for view in others if view.training is not None]
     picture = Picture(
         job=first.job,
         state=_state(first, racks) if fresh else "nobody",
         coordinator=rack_name(first.coordinator),
         **{name: getattr(first, name) for name in TAKEN_OVER},
-        closed_by=next((each.closed_by for each in doings if each.closed_by), ""),
-        participation=next((each.participation for each in doings if each.participation), ""),
+        closed_by=next((each.closed_by for each in training if each.closed_by), ""),
+        participation=next((each.participation for each in training if each.participation), ""),
         data=structs.asdict(first.data) if first.data is not None else None,
         racks=tuple(racks),
         rounds=tuple(
@@ -276,7 +276,7 @@ def _line(each: RackSeen, first: JobStatus, source: JobStatus, own: JobStatus | 
         step_ms=each.step_ns / 1e6 if each.step_ns else None,
         silent_s=None if unknown else _seconds(heard.silent_ms, 1000),
     )
-    return line if own is None or own.doings is None else _by_itself(line, own.doings)
+    return line if own is None or own.training is None else _by_itself(line, own.training)
 
 
 def _rack_state(each: RackSeen, heard: RackSeen, first: JobStatus, own: JobStatus | None) -> str:
@@ -288,20 +288,20 @@ def _rack_state(each: RackSeen, heard: RackSeen, first: JobStatus, own: JobStatu
     return state if heard.live or state == "ended" else "silent"
 
 
-def _by_itself(line: RackLine, doings: Doings) -> RackLine:
-    took_ns, recent_ns = doings.recent_step_ns, doings.recent_ns
-    recorded = {name: v if math.isfinite(v) else str(v) for name, v in doings.recorded}
+def _by_itself(line: RackLine, training: TrainingSeen) -> RackLine:
+    took_ns, recent_ns = training.recent_step_ns, training.recent_ns
+    recorded = {name: v if math.isfinite(v) else str(v) for name, v in training.recorded}
     return replace(
         line,
-        ranks=doings.ranks,
-        step=doings.step,
-        steps_per_s=_rate(doings.recent_steps, took_ns),
-        tokens_per_s=_rate(doings.recent_tokens * doings.ranks, took_ns),
-        stall_share=min(1.0, 1000 * doings.recent_stall_us / recent_ns) if recent_ns else None,
-        stall_s=_seconds(doings.stall_us, 1_000_000),
-        sent_per_s=_rate(doings.recent_sent, recent_ns),
-        received_per_s=_rate(doings.recent_received, recent_ns),
-        missed=doings.missed,
+        ranks=training.ranks,
+        step=training.step,
+        steps_per_s=_rate(training.recent_steps, took_ns),
+        tokens_per_s=_rate(training.recent_tokens * training.ranks, took_ns),
+        stall_share=min(1.0, 1000 * training.recent_stall_us / recent_ns) if recent_ns else None,
+        stall_s=_seconds(training.stall_us, 1_000_000),
+        sent_per_s=_rate(training.recent_sent, recent_ns),
+        received_per_s=_rate(training.recent_received, recent_ns),
+        missed=training.missed,
         recorded=recorded,
     )
 

@@ -164,7 +164,7 @@ class Watch:
 
 
 def top(wanted: Wanted) -> int:
-    """Returns the exit status. Raises ConfigError for what is no address."""
+    """Returns the exit status. Raises ConfigError for what is not an address."""
     with watching(wanted) as watch:
         try:
             return _once(watch, wanted) if wanted.once else _forever(watch, wanted)
@@ -178,7 +178,7 @@ def top(wanted: Wanted) -> int:
 @contextmanager
 def watching(wanted: Wanted) -> Iterator[Watch]:
     """A watch of the wanted addresses, closed at the end of the `with`; SIGTERM ends it as Ctrl-C
-    does. Raises ConfigError for what is no address."""
+    does. Raises ConfigError for what is not an address."""
     client = StatusClient(VIEW_BYTES_MAX, secrets_in_force(), socks_proxy_in_force())
     with closing(client), sigterm_exits():
         yield Watch(client, wanted, addresses_in_force(wanted.addresses))

@@ -182,7 +182,7 @@ class ModelWorld(Snapshots):
         orders = Orders(
             serial=sent.serial, to=me.incarnation, ballot=sent.ballot, lineage=log.lineage_at(prev),
             prev=prev, chain=log.chain(prev), records=log.after(prev), last=log.last,
-            decided=log.decided, offers=(), gathers=(), settled=(), live=(), missing=(), why=(),
+            decided=log.decided, offers=(), proposals=(), settled=(), live=(), missing=(), why=(),
         )  # fmt: skip
         follower, peer = self._follower(me, ear), Peer(sent.owner.rack, 0)
         if not follower.addressed(peer, orders):

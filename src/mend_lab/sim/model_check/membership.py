@@ -95,7 +95,7 @@ class Rosters:
             live=frozenset(views),
             offers=(),
             joining={},
-            evict_ns=1,
+            seat_timeout_ns=1,
             now_ns=0,
             detect_ns=1,
         )
@@ -135,7 +135,7 @@ def proposals(
             live=live,
             offers=(),
             joining={rack: hello(member) for rack, member in back.items() if rack != WITNESS},
-            evict_ns=0,
+            seat_timeout_ns=0,
             now_ns=NOW_NS,
             detect_ns=DETECT_NS,
             ready=ready,

@@ -68,8 +68,8 @@ class Deciding(Facts):
         return terms
 
     def _win(self, state: State, action: Action) -> State | None:
-        """These promise, and the candidate hears of it. Votes whose promise is no use to anybody
-        are as if they were slow, so no promise is given but here, and by who dies of it."""
+        """These promise, and the candidate hears of it. Votes whose promise nobody needs
+        count as slow, so no promise is given but here, and by who dies of it."""
         place, term = action.at, state.terms[action.at]
         owner, late = state.nodes[term.owner], dict(term.late)
         promises, after = [], state

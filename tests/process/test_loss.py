@@ -72,7 +72,7 @@ def test_data_parallel_benchmark_compares_jobs_that_exchange_with_one_that_does_
     out = tmp_path / "rates.json"
     argv = [
         sys.executable, "-m", "benchmarks.data_parallel", "--link", "", "--size", "tiny",
-        "--steps", "40", "--repeats", "1", "--out", str(out),
+        "--steps", "64", "--repeats", "1", "--out", str(out),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(argv, check=True, cwd=ROOT, env=environment, timeout=LIMIT_S)

@@ -3,8 +3,9 @@
 All figures are of real racks and of 5M parameters in 1,408 steps (docs/internals/quality.md,
 "Default settings"; a test holds them to benchmarks/results/loss.jsonl). They are percent of loss
 above data parallel at equal tokens, at a peak of 1.4e-3: from random weights the best of three
-learning rates for each side. After a warm start H 32 alone was run there, and nothing at a higher
-rate; how much other H differ from it is known at half of that rate, with two racks.
+learning rates for each side. After a warm start H 32 was run there (H 16, too, with eight racks in
+lockstep), and nothing at a higher rate; how much other H differ from it is known at half of that
+rate, with two racks.
 
 In lockstep a result is applied when tau steps have passed, so tau counts; otherwise as soon as it
 is there, and tau only limits the wait: the figures are of exchanges that take three to four steps.
@@ -38,15 +39,16 @@ SCRATCH: dict[int, dict[int, float]] = {
 """Racks -> H -> percent from random weights, with the defaults, but int4 at H 16. One to three
 seeds. Eight racks shared four GPUs, those at H 16 one."""
 
-WARM: dict[int, float] = {2: 0.0, 4: 3.6}
-"""Racks -> percent of H 32 after a warm start."""
+WARM: dict[int, float] = {2: 0.0, 4: 3.6, 8: 8.2}
+"""Racks -> percent of H 32 after a warm start. Eight racks: one seed, on one GPU that also did
+other work; above data parallel from random weights, which has the same bits."""
 
 WARM_PERIODS: dict[int, float] = {16: -0.3, 32: -2.2, 128: 2.3}
 """H -> percent of two racks after a warm start, at a peak of 7e-4."""
 
 LOCKSTEP: dict[Start, dict[int, dict[int, float]]] = {
-    "scratch": {4: {16: 6.9, 32: 8.1}, 8: {16: 10.2, 32: 15.7}},
-    "warm": {4: {32: 2.7}, 8: {32: 4.8}},
+    "scratch": {4: {16: 6.9, 32: 8.1}, 8: {16: 10.2, 32: 16.2}},
+    "warm": {4: {32: 2.7}, 8: {16: 2.0, 32: 4.6}},
 }
 """Start -> racks -> H -> percent in lockstep with the default tau, int4 at H 16. Eight racks after
 a warm start: above data parallel from random weights, which has the same bits."""
@@ -136,7 +138,7 @@ def _guessed(config: MendConfig, racks: int, known: Mapping[int, float]) -> Iter
         yield f"H {period} is interpolated"
     elif period < min(known):
         yield f"H {period} counts as {min(known)}"
-    if config.outer_start == "warm" and period != PERIOD_BASE:
+    if config.outer_start == "warm" and period not in _runs(config)[1]:
         yield f"how H {period} differs from H {PERIOD_BASE} is known at half of that rate only"
     usual = default_momentum(period, config.racks)
     if not momentum:
@@ -159,15 +161,21 @@ def _of_lockstep(config: MendConfig) -> Iterator[str]:
 
 
 def _measured(config: MendConfig) -> tuple[int, dict[int, float]]:
-    """The number of racks that this one counts as; H -> percent."""
+    """The number of racks that this one counts as; H -> percent, by runs and by how H differs."""
+    racks, run = _runs(config)
+    if config.outer_start == "scratch":
+        return racks, run
+    shift = run[PERIOD_BASE] - WARM_PERIODS[PERIOD_BASE]
+    return racks, {period: pct + shift for period, pct in WARM_PERIODS.items()} | run
+
+
+def _runs(config: MendConfig) -> tuple[int, dict[int, float]]:
+    """The same by runs alone."""
     start: Start = config.outer_start
     free = SCRATCH if start == "scratch" else {r: {PERIOD_BASE: pct} for r, pct in WARM.items()}
     known = {**free, **LOCKSTEP[start]} if config.lockstep else free
     racks = _nearest(known, config.racks)
-    if start == "scratch":
-        return racks, known[racks]
-    shift = known[racks][PERIOD_BASE] - WARM_PERIODS[PERIOD_BASE]
-    return racks, {period: percent + shift for period, percent in WARM_PERIODS.items()}
+    return racks, known[racks]
 
 
 def _locked(config: MendConfig) -> bool:

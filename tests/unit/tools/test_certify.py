@@ -12,7 +12,7 @@ from mend.determinism.comparison import Recording, Run
 from mend.determinism.recorder import FORMAT
 from mend.tools import certify
 from mend.tools.certify import Wanted, claim_of, content_of, cuts_of, judge, lines_of
-from mend.tools.repro_runs import Asked, Setting
+from mend.tools.repro_runs import Asked, RunSetting
 
 ROWS = [f"{row:016x}" for row in range(4)]
 
@@ -107,11 +107,11 @@ def test_script_is_told_its_cut_by_one_option_and_by_torchrun(
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[RunSetting]:
     """The settings of the runs that content_of() makes; every run trains on a GPU."""
-    made: list[Setting] = []
+    made: list[RunSetting] = []
 
-    def recorded(asked: Asked, setting: Setting, *others: object) -> Run:
+    def recorded(asked: Asked, setting: RunSetting, *others: object) -> Run:
         made.append(setting)
         whole = run([[0, 1, 2, 3]])
         whole[0].header["facts"] = {"CPU": "AVX", "GPU": "H100", "threads": 1, "torch": "2.11"}
@@ -133,7 +133,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
     ],
 )
 def test_another_gpu_is_the_next_that_the_script_is_shown(
-    ran: list[Setting], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    ran: list[RunSetting], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     count: int, named: str | None, processes: int, others: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -151,7 +151,7 @@ def test_another_gpu_is_the_next_that_the_script_is_shown(
 
 @pytest.mark.parametrize(("count", "processes", "needed"), [(1, 0, 2), (3, 2, 4)])
 def test_another_gpu_is_not_available_on_a_machine_with_too_few(
-    ran: list[Setting], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    ran: list[RunSetting], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     count: int, processes: int, needed: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

@@ -106,6 +106,16 @@ def default_loss() -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def over_a_link() -> tuple[str, ...]:
+    """Tokens per second relative to no exchange, and MB per step, of mend and of DDP."""
+    mend, ddp = (result("data_parallel.json")["modes"][mode] for mode in ("mend", "ddp"))
+    sent = [each["bytes_per_step"] / 1e6 for each in (mend, ddp)]
+    return (
+        *fixed(2, mend["of_none"], sent[0], ddp["of_none"]),
+        *fixed(1, sent[1]),
+    )
+
+
 def merge_pct() -> tuple[str, ...]:
     variants = result("merge.json")["variants"]
     shares = [variants[f"{n} racks with_digest"]["of_memcpy"]["median"] for n in (2, 4, 8)]
@@ -133,6 +143,7 @@ CLAIMS = (
         of_both("h100_fsdp2.json"),
     ),
     Claim(README, "| **{} s** (torchft", measured("takeover.json", 1)),
+    Claim(README, "| **{}**, {} MB; DDP {}, {} MB |", over_a_link),
     Claim(
         README,
         "has 4 racks ({} %) and four times as many steps ({} %) | **{} %**, a rack alone {} % |",

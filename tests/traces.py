@@ -3,16 +3,15 @@
     python -m tests.traces                        compare with tests/sim/traces.txt
     python -m tests.traces --seeds 0:10           just these
     python -m tests.traces --pin                  write the file anew; the commit says why
-    python -m tests.traces --all                  2,000 seeds (20 minutes on two cores), with
-                                                  tests/sim/traces_by_hundred.txt; --all --pin
+    python -m tests.traces --seeds 0:2000 --against REV     compare with a revision of git, which
+                                                  runs the same seeds: 40 minutes on two cores
 
 A trace is everything that the processes of one seed noted, with its times: decisions, not bits,
 so that it is the same on every machine and with every torch. It hashes numbers alone: those of
 tests/trace_kinds.py for kinds and fields, and values. Names and sentences may change without it.
 Exit status 1 when one differs. tests/sim/test_tapes.py compares the pinned seeds, too.
 
-Of all seeds, one digest is pinned per hundred: which seed it was, `--seeds` of that hundred says in
-two checkouts. A change that must change nothing pins all before it, and compares behind it.
+A change that must change nothing compares more seeds than are pinned with the revision before it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import multiprocessing
+import os
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -30,8 +32,7 @@ from mend_lab.sim import World
 from tests.trace_kinds import numbered
 
 PINNED = Path(__file__).parent / "sim" / "traces.txt"
-BY_HUNDRED = PINNED.with_name("traces_by_hundred.txt")
-ALL, HUNDRED = 2_000, 100
+ROOT = PINNED.parents[2]
 
 
 def trace_of_seed(seed: int) -> str:
@@ -52,8 +53,6 @@ def trace_of(world: World) -> str:
 
 def read_pinned(path: Path = PINNED) -> dict[int, str]:
     """seed -> its trace."""
-    if not path.exists():
-        sys.exit(f"nothing is pinned in {path}: run the same with --pin, before your change")
     lines = (line.split() for line in path.read_text().splitlines())
     return {int(seed): trace for seed, trace in lines}
 
@@ -69,28 +68,20 @@ def differences(found: Mapping[int, str], pinned: Mapping[int, str]) -> list[int
     return [seed for seed, trace in found.items() if pinned.get(seed) != trace]
 
 
-def by_hundred(traces: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """First seed of each hundred that is whole -> one digest of its traces, as soon as it is."""
-    hashed = hashlib.sha256()
-    for seed, trace in traces:
-        hashed.update(f"{seed} {trace}\n".encode())
-        if (seed + 1) % HUNDRED == 0:
-            yield seed + 1 - HUNDRED, hashed.hexdigest()[:12]
-            hashed = hashlib.sha256()
-
-
-def compare_all(jobs: int, pin: bool) -> int:
-    """Tells of each hundred when it is done; returns the exit status."""
-    pinned = {} if pin else read_pinned(BY_HUNDRED)
-    found = dict[int, str]()
-    for first, digest in by_hundred(run_seeds(range(ALL), jobs)):
-        found[first] = digest
-        verdict = "" if pin else "equal" if pinned.get(first) == digest else "DIFFERENT"
-        print(f"{first} to {first + HUNDRED - 1}: {digest} {verdict}", flush=True)
-    if pin:
-        BY_HUNDRED.write_text("".join(f"{first} {digest}\n" for first, digest in found.items()))
-        return 0
-    return bool(differences(found, pinned))
+def traces_of_revision(revision: str, seeds: str, jobs: int) -> dict[int, str]:
+    """seed -> its trace by the code of this revision, which pins them in a worktree of its own.
+    Raises CalledProcessError where git knows no such revision or the simulation fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        git = ("git", "-C", str(ROOT), "worktree")
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), revision], check=True)
+        try:
+            pin = ("-m", "tests.traces", "--seeds", seeds, "--jobs", str(jobs), "--pin")
+            env = {**os.environ, "PYTHONPATH": str(tree / "src")}
+            subprocess.run([sys.executable, *pin], cwd=tree, env=env, check=True)
+            return read_pinned(tree / PINNED.relative_to(ROOT))
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
 def main() -> int:
@@ -98,13 +89,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", metavar="A:B", help="default: all that are pinned")
-    parser.add_argument("--pin", action="store_true", help="write tests/sim/traces.txt anew")
-    parser.add_argument("--all", action="store_true", help=f"{ALL} seeds, a digest per {HUNDRED}")
+    goal = parser.add_mutually_exclusive_group()
+    goal.add_argument("--pin", action="store_true", help="write tests/sim/traces.txt anew")
+    goal.add_argument("--against", metavar="REV", help="compare with this revision of git")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     asked = parser.parse_args()
-    if asked.all:
-        return compare_all(asked.jobs, asked.pin)
-    first, _, last = (asked.seeds or f"0:{len(read_pinned())}").partition(":")
+    wanted = asked.seeds or f"0:{len(read_pinned())}"
+    first, _, last = wanted.partition(":")
     seeds, found = range(int(first), int(last)), {}
     for seed, trace in run_seeds(seeds, asked.jobs):
         found[seed] = trace
@@ -114,7 +105,8 @@ def main() -> int:
         PINNED.write_text("".join(f"{seed} {trace}\n" for seed, trace in found.items()))
         print(f"{len(found)} traces pinned in {PINNED}")
         return 0
-    other = differences(found, read_pinned())
+    then = traces_of_revision(asked.against, wanted, asked.jobs) if asked.against else read_pinned()
+    other = differences(found, then)
     print(f"{len(found)} seeds, {len(other)} with another trace", *other[:20])
     return bool(other)
 

@@ -60,6 +60,7 @@ from mend.hardware.async_tp import AsyncTp
 from mend.mesh import RackSeat, find_seat, rack_of
 from mend.status.metrics import flat, samples_of_rank
 from mend.status.status import Status, TokenLedger, data_rows, slow_rack
+from mend.step_counters import StepCounter, listen
 from mend.types import MS, SECOND
 
 if TYPE_CHECKING:
@@ -200,6 +201,14 @@ def mend_shutdown(model: nn.Module, *, keep_local: bool = False) -> Status | Non
     return status
 
 
+def _introduce(counter: StepCounter) -> None:
+    for runtime in registry.runtimes_of(counter.model):
+        runtime._meet(counter)
+
+
+listen(_introduce)
+
+
 def get_runtime(model: nn.Module) -> Runtime:
     """The runtime of this model. Raises UsageError without one."""
     runtime: Runtime = registry.get_runtime(model)
@@ -279,6 +288,9 @@ class Runtime:
         self._checkpoint_error: CheckpointError | None = None
         """Error of the last background checkpoint, if only `shutdown` has waited for it."""
         self._steps = CountedSteps(plan, rank, optimizers, async_tp)
+        self._began = rank.trainer.standing[0]
+        """The step of the job at which this rank began: above 0 after a resume or a join."""
+        self._met = weakref.WeakSet[StepCounter]()
         rank.metrics.status = self.status
         # Runs when the model is freed, or at the end of a program that never shut down. The module
         # itself: a script may drop a wrapper of torch.compile and train on.
@@ -338,6 +350,21 @@ class Runtime:
         """
         if self._trainer.states.state is not None:
             self._trainer.states.state.register(name, value, scope)
+
+    def _meet(self, counter: StepCounter) -> None:
+        """Register an object that counts the steps of this model; see `TrainingState.meet`."""
+        state = self._trainer.states.state
+        if counter in self._met or state is None:
+            return
+        if not state.meet(counter, self._began):
+            kind, step = type(counter).__name__, self._trainer.standing[0]
+            warnings.warn(
+                f"{kind}.steps={counter.steps} will be in no checkpoint, nor travel to a rack that "
+                f"joins: this {kind} makes its first step after step {step} of the job. Make it "
+                "before the first one, and call runtime.register_state('trainer', trainer)",
+                stacklevel=5,
+            )
+        self._met.add(counter)
 
     def record(self, **values: float) -> None:
         """Note plain numbers of the step that is done, such as `record(loss=loss.item())`.

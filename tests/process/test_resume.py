@@ -393,3 +393,21 @@ def test_a_rack_that_resumes_nothing_beside_one_that_does_is_refused_by_name(
     assert "pass resume= on every rack" in job.logs(), job.logs()
     until(lambda: "rack 1 was refused: rack 1 cannot begin" in job.logs(), job.logs())
     job.processes[0].kill()
+
+
+def test_a_resumed_job_draws_the_dropout_of_its_next_steps_where_no_trainer_was_registered(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """A trainer that the script had not registered began at step 0, with the masks of step 0."""
+
+    def losses(**more: Any) -> list[list[str]]:
+        job = jobs()
+        for rack in range(job.racks):
+            job.start(rack, script="tests.process.dropout", steps=STEPS, config=CONFIG, **more)
+        job.finish()
+        assert [job.told(rack)["steps"] for rack in range(job.racks)] == [STEPS] * job.racks
+        return [job.told(rack)["losses"] for rack in range(job.racks)]
+
+    folder = str(tmp_path / "cut")
+    whole = losses(checkpoints={str(CUT): folder})
+    assert losses(resume=folder) == [each[CUT:] for each in whole]

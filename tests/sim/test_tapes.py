@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from mend.coordination.machines import machines_of
@@ -11,7 +13,7 @@ from mend.trace.state import decode_state, encode_state
 from mend_lab.sim import World, tell
 from tests.noted import pairs
 from tests.sim.extent import by_length
-from tests.traces import HUNDRED, by_hundred, read_pinned, trace_of
+from tests.traces import ROOT, read_pinned, trace_of, traces_of_revision
 
 TAPED = 40
 """Seeds that are run with a tape, once: their invariants are asked here, not in test_seeds."""
@@ -65,12 +67,16 @@ def test_nothing_is_recorded_that_nobody_asked_for() -> None:
     assert all(process.tape is None for process in world.processes())
 
 
-def test_one_digest_of_a_hundred_seeds_says_that_one_is_another() -> None:
-    """`python -m tests.traces --all` pins these."""
-    traces = [(seed, f"{seed:012x}") for seed in range(2 * HUNDRED + 7)]
-    first, second = by_hundred(traces)
-    assert (first[0], second[0]) == (0, HUNDRED), "what is not whole has none"
-    traces[HUNDRED + 3] = (HUNDRED + 3, "another")
-    same, other = by_hundred(traces)
-    assert (same, other[0]) == (first, HUNDRED)
-    assert other != second
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout")
+def test_traces_of_a_revision_are_those_that_it_pins() -> None:
+    """Of the revision, whatever lies in the working tree; its worktree is removed."""
+    pinned = git("show", "HEAD:tests/sim/traces.txt").splitlines()
+    before = git("worktree", "list")
+    assert traces_of_revision("HEAD", "3:4", jobs=1) == {3: pinned[3].split()[1]}
+    assert git("worktree", "list") == before
+
+
+def git(*words: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True
+    ).stdout

@@ -88,12 +88,24 @@ def recording_of(records: Iterable[dict[str, Any]]) -> Recording:
 
 
 def compare(one: Run, other: Run) -> Finding | None:
-    """The first step and part that differ, and the operator if that step's were recorded."""
+    """The first step and part that differ, and the operator if that step's were recorded. Raises
+    UsageError for a run on a CPU and one on a GPU."""
+    _refuse_other_hashes(one, other)
     finding = _first_part(one, other)
     if finding is None or finding.part in ("start", "length"):
         return finding
     entries = [each.entries.get(finding.step) for run in (one, other) for each in run]
     return _locate(finding, one, other) if all(entries) else finding
+
+
+def _refuse_other_hashes(one: Run, other: Run) -> None:
+    places = [run[0].steps[1].get("devices") if run[0].steps else None for run in (one, other)]
+    if None not in places and places[0] != places[1]:
+        raise UsageError(
+            f"devices={places[0]} of the parameters in one run, {places[1]} in the other: a CPU "
+            "and a GPU are hashed in ways of their own, so the digests say nothing. Record both "
+            "on the same kind of device"
+        )
 
 
 def different_facts(one: Run, other: Run) -> list[str]:

@@ -202,9 +202,9 @@ class Recorder:
             made = {"weights": self._pieces(named), "optimizer": self._pieces(states)}
             self.hashes.fetch()
         record = {"step": self._step, "end": True, "losses": self._losses, **_setting()}
+        record["devices"] = sorted({each.device.type for _, each in named})
         if self._with_rows:
             record["calls"] = self._calls
-            record["devices"] = sorted({each.device.type for _, each in named})
         for part, each in (self._before | made).items():
             record |= self._digests(part, each)
         for every in (*self._entries, record):

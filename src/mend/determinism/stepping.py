@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mend.determinism.coverage import MODES, Coverage
@@ -23,11 +22,26 @@ ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 def make_step(optimizer: torch.optim.Optimizer) -> None:
     """optimizer.step(). Its operators, some ten for every parameter and more than half of a small
     model's, are not watched where they are known: those of ELEMENTWISE, with nothing added. Nor
-    are they those of DTensors then, each of which costs ten times what it computes."""
-    if not _is_known(optimizer):
+    are they those of DTensors then, each of which costs ten times what it computes.
+
+    torch calls the hooks for all optimizers before the optimizer's own pre-hooks and after its own
+    post-hooks. So they run as in a plain step, watched and on whole DTensors: a job of mend counts
+    steps and applies merged weights there."""
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         optimizer.step()
         return
-    with torch._C._ExcludeDispatchKeyGuard(MODES), _on_shares(optimizer):
+    with ExitStack() as inside, ExitStack() as hooks:
+
+        def enter(*_: object) -> None:
+            if _is_known(optimizer):
+                inside.enter_context(torch._C._ExcludeDispatchKeyGuard(MODES))
+                inside.enter_context(_on_shares(optimizer))
+
+        def leave(*_: object) -> None:
+            inside.close()
+
+        hooks.callback(optimizer.register_step_pre_hook(enter).remove)
+        hooks.callback(optimizer.register_step_post_hook(leave).remove)
         optimizer.step()
 
 
@@ -35,9 +49,6 @@ def _is_known(optimizer: torch.optim.Optimizer) -> bool:
     """Whether this thread's one mode is the watch, and `optimizer` and its tensors are plain, or
     whole DTensors."""
     if [type(mode) for mode in _get_current_dispatch_mode_stack()] != [Coverage]:
-        return False
-    own = (*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks)
-    if own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return False
     step = vars(optimizer).get("step")  # a scheduler puts one there that counts calls
     patched = step is not None and not hasattr(step, "_wrapped_by_lr_sched")

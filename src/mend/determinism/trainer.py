@@ -42,6 +42,7 @@ from mend.determinism.stepping import make_step
 from mend.determinism.trees import Stack, tree_sum
 from mend.determinism.uses import separate_uses, slots_of, tied_parameters, unordered_uses
 from mend.errors import ConfigError, NotDeterministic, UsageError
+from mend.step_counters import announce
 
 Batch = TypeVar("Batch")
 LossFn = Callable[[nn.Module, Batch], Tensor]
@@ -70,7 +71,7 @@ class DeterministicTrainer(Closes):
     Every step begins with generators seeded from (seed, number of the step), at level run also from
     the number of the microbatch and of the rank in the group, so that a step's bits do not depend
     on what was drawn before it: a job that goes on from a checkpoint does what it would have done,
-    if it restores `steps` (see `state_dict`).
+    if `steps` is restored. A job of mend that trains `model` does that (see `state_dict`).
 
     `microbatches`: the batch's tensors are cut into so many along their first dimension, and the
     gradients averaged. `group`: the ranks that share the global batch (DDP, FSDP2). The rows of
@@ -121,7 +122,12 @@ class DeterministicTrainer(Closes):
             )
 
     def step(self, batch: Batch, loss_fn: LossFn[Batch]) -> Tensor:
-        """Forward, backward, optimizer and scheduler; returns the loss of the global batch."""
+        """Forward, backward, optimizer and scheduler; returns the loss of the global batch.
+
+        Raises UsageError at the first step of a job that resumed or joined without the number of
+        steps that this trainer had made.
+        """
+        announce(self)
         loss = self._gradients(batch, loss_fn)
         if self.grad_norm_max is not None:
             clip_grad_norm(self.model.parameters(), self.grad_norm_max)
@@ -139,6 +145,7 @@ class DeterministicTrainer(Closes):
 
         Needs memory for three copies of weights, gradients and optimizer state.
         """
+        announce(self)  # before the snapshot, as the job may load `steps`
         before = _Snapshot(self)
         loss = self.step(batch, loss_fn)
         first = _Snapshot(self)
@@ -157,8 +164,9 @@ class DeterministicTrainer(Closes):
     def state_dict(self) -> dict[str, int]:
         """The number of steps, which every step's seed depends on; no weights, no optimizer.
 
-        For `runtime.register_state("trainer", trainer)`: a rack that resumes or joins goes on with
-        the seeds of its next step, and does not begin again with those of the first.
+        A job registers a trainer of its model at the trainer's first step, unless the script has
+        called `runtime.register_state`: a rack that resumes or joins goes on with the seeds of its
+        next step, and does not begin again with those of the first.
         """
         return {"steps": self.steps}
 

@@ -42,17 +42,25 @@ def find(model: nn.Module) -> Any:
     with it; None without one. Raises UsageError when it shares parameters with several."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"got a {type(model).__name__}; give the model that mend_init was given")
+    shared = runtimes_of(model)
+    if len(shared) > 1:
+        raise UsageError(f"{type(model).__name__} shares parameters with {len(shared)} models")
+    return shared[0] if shared else None
+
+
+def runtimes_of(model: nn.Module) -> list[Any]:
+    """The runtime of this model, or of a wrapper around it; otherwise those of all models that
+    share parameters with it."""
+    if not _runtimes:
+        return []
     if unwrap(model) in _runtimes:
-        return _runtimes[unwrap(model)]
+        return [_runtimes[unwrap(model)]]
     mine = {id(parameter) for parameter in model.parameters()}
-    shared = [
+    return [
         runtime
         for other, runtime in list(_runtimes.items())
         if any(id(parameter) in mine for parameter in other.parameters())
     ]
-    if len(shared) > 1:
-        raise UsageError(f"{type(model).__name__} shares parameters with {len(shared)} models")
-    return shared[0] if shared else None
 
 
 def refuse_stranger(model: nn.Module) -> None:

@@ -46,6 +46,9 @@ class ReplayedState(PublishedState):
         super().__init__(fragments)
         self._needed, self._late = set(needed), set[tuple[int, int]]()
 
+    def on_anchor(self, call: Callable[[int], None]) -> None:
+        """Never called: no upload ahead, as the newest version may not be the one to apply."""
+
     def forget(self, fragment: int, version: int) -> None:
         with self.changed:
             if (fragment, version) in self._needed:
@@ -158,7 +161,16 @@ class ReplayTrainer(Trainer):
         comparer: ReplayComparison,
         states: StateFiles,
     ) -> None:
-        super().__init__(parts)
+
+        def checked(event: Event) -> None:
+            self._check(event)
+            parts.post(event)
+
+        def captured(offer: OpenOffer) -> None:
+            self._check(offer.captured)
+            parts.captured(offer)
+
+        super().__init__(replace(parts, post=checked, captured=captured))
         seat = self.member.rack
         part = script.part(seat)
         if part is None:
@@ -178,17 +190,6 @@ class ReplayTrainer(Trainer):
         self._rounds = len(script.commits)
         last = dict(sorted(script.commits))  # of each fragment the highest version stays
         self._last = [last.get(fragment, 0) for fragment in range(len(self.fragment_states))]
-        post: Callable[[Event], None] = self._post
-
-        def checked(event: Event) -> None:
-            self._check(event)
-            post(event)
-
-        def captured(offer: OpenOffer) -> None:
-            self._check(offer.captured)
-            parts.captured(offer)
-
-        self._post, self.parts = checked, replace(parts, captured=captured)
 
     @property
     def _next(self) -> Act | None:
@@ -239,7 +240,7 @@ class ReplayTrainer(Trainer):
                 mirror = Mirror(1, owner, given.step, data_B.numel(), digest, given.rack)
                 state.load_rack(Mirrored(mirror, data_B))
 
-    def _mirror(self) -> None:
+    def mirror(self) -> None:
         """After a capture: write the state that another life of this rack began with. Raises
         ReplayDiffers if it differs from the tape."""
         files = self._states.of_mirrors()
@@ -316,9 +317,6 @@ class ReplayTrainer(Trainer):
         self._stand()
         self.clock.worked(self.step, begun_ns)
         yield from self._stop_if_over()
-
-    def _prefetch(self, fragment: int) -> None:
-        """No upload ahead: the newest version may not be the one to apply."""
 
     def _follow(self) -> Requests:
         """Apply, discard and capture what the tape has for this step, in its order."""

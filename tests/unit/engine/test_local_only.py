@@ -19,7 +19,7 @@ from torch import nn
 
 import mend
 from mend.api import _limit_ns
-from mend.determinism import enable
+from mend.determinism import DeterministicTrainer, enable
 from mend.determinism.enabling import enabled
 from mend.engine.local_only import LocalOnlyRank
 from mend.errors import ConfigError, UsageError
@@ -260,3 +260,40 @@ def test_ctrl_c_in_the_shutdown_is_the_reason_of_the_outcome(
 )
 def test_a_time_limit_is_never_negative_nor_longer_than_a_year(seconds: float, ns: int) -> None:
     assert _limit_ns("drain", seconds) == ns
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(x).square().sum()
+    return loss
+
+
+def test_a_deterministic_trainer_is_registered_with_the_job_of_its_model_alone(
+    config: Callable[..., mend.MendConfig],
+) -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = nn.Linear(2, 2)
+    with DeterministicTrainer(model, optimizer, seed=1) as trainer:
+        stranger = DeterministicTrainer(other, torch.optim.SGD(other.parameters()), seed=1)
+        with mend.session(model, config(), optimizer) as runtime:
+            assert stranger.step(x, loss_of) is not None
+            assert trainer.verify_determinism(x, loss_of)
+            state = runtime._trainer.states.state
+            assert state is not None
+            assert state._registered == {"trainer": (trainer, "job")}
+
+
+def test_a_deterministic_trainer_that_begins_after_other_steps_warns_once(
+    config: Callable[..., mend.MendConfig],
+) -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        mend.session(model, config(), optimizer),
+        DeterministicTrainer(model, optimizer, seed=1) as trainer,
+    ):
+        loss_of(model, x).backward()
+        optimizer.step()
+        with pytest.warns(UserWarning, match=r"steps=0 will be in no checkpoint.*after step 1"):
+            trainer.step(x, loss_of)
+        trainer.step(x, loss_of)

@@ -432,3 +432,94 @@ def test_a_loaded_tensor_keeps_no_received_bytes_alive_wherever_the_donor_had_it
     loaded = resolved(path, Carried(received, device), [nn.Parameter(torch.ones(4))])
     assert torch.equal(loaded, received)
     assert loaded.data_ptr() != received.data_ptr()
+
+
+class Counter:
+    """Counts steps, as a DeterministicTrainer does."""
+
+    def __init__(self, model: nn.Module, steps: int = 0) -> None:
+        self.model, self.steps = model, steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def resumed(script: Script, written: TrainingState) -> Script:
+    data_B = written.registered(9)
+    assert data_B is not None
+    script.state.resume(data_B, "checkpoint cut")
+    return script
+
+
+def test_step_counters_that_nobody_registered_continue_at_the_counts_of_the_checkpoint() -> None:
+    then, now = Script(lr=0.1), Script(lr=0.1)
+    for steps in (9, 4):
+        assert then.state.meet(Counter(then.model, steps), 0)
+    resumed(now, then.state)
+    counters = [Counter(now.model) for _ in range(2)]
+    for counter in counters:
+        assert now.state.meet(counter, 9)
+    assert [counter.steps for counter in counters] == [9, 4]
+    assert [each["name"] for each in now.kinds("state-loaded")] == ["trainer", "trainer 2"]
+
+
+def test_step_counter_that_nobody_registered_continues_at_the_count_of_the_donor() -> None:
+    donor, twin = Script(lr=0.1), Script(lr=0.1)
+    donor.state.meet(Counter(donor.model, 5), 0)
+    donor.to(twin)
+    counter = Counter(twin.model)
+    assert twin.state.meet(counter, 5)
+    assert counter.steps == 5
+
+
+def test_step_counter_that_is_registered_itself_or_as_an_attribute_is_not_registered_again() -> (
+    None
+):
+    script, counter, held = Script(), Counter(nn.Linear(1, 1)), Counter(nn.Linear(1, 1))
+    holder = Box()
+    holder.held = held  # type: ignore[attr-defined]
+    script.state.register("mine", counter, "job")
+    script.state.register("holder", holder, "rack")
+    assert script.state.meet(counter, 0)
+    assert script.state.meet(held, 0)
+    assert list(script.state._registered) == ["mine", "holder"]
+
+
+@pytest.mark.parametrize("registers", [False, True])
+def test_step_counter_at_0_whose_count_is_in_no_checkpoint_is_refused_with_the_remedy(
+    registers: bool,
+) -> None:
+    then, now = Script(lr=0.1), Script(lr=0.1)
+    then.state.register("progress", Counter(then.model, 9), "job")
+    resumed(now, then.state)
+    counter = Counter(now.model)
+    if registers:
+        now.state.register("trainer", counter, "job")
+    said = r"Counter.steps=0.* step 9; checkpoint cut has no state 'trainer'.*Set steps=9.*progress"
+    with pytest.raises(UsageError, match=said):
+        now.state.meet(counter, 9)
+    counter.steps = 9
+    assert now.state.meet(counter, 9), "the remedy"
+
+
+def test_step_counter_that_the_donor_lacks_is_refused() -> None:
+    donor, twin = Script(lr=0.1), Script(lr=0.1)
+    donor.to(twin)
+    with pytest.raises(UsageError, match=r"steps=0.*rack 0, step 5 has no state 'trainer'"):
+        twin.state.meet(Counter(twin.model), 5)
+
+
+def test_step_counter_of_a_rack_that_joins_without_a_donors_state_is_said_to_begin_fresh() -> None:
+    script = Script()
+    script.state.begins_fresh("join_copies_state is off")
+    assert script.state.meet(Counter(script.model), 5)
+    assert [each["name"] for each in script.kinds("state-fresh")] == ["optimizer", "trainer"]
+
+
+def test_step_counter_that_is_met_after_the_first_step_is_too_late() -> None:
+    script = Script()
+    script.state.before_step()
+    assert not script.state.meet(Counter(script.model), 0)

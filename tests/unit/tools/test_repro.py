@@ -66,6 +66,20 @@ def test_two_folders_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["finding"] is None
 
 
+def test_recordings_of_a_cpu_and_a_gpu_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are hashed in ways of their own, and were reported as different from step 1 on."""
+    step = {"step": 1, "end": True, "losses": ["1"], "weights": "a", "devices": ["cpu"]}
+    one = recording(tmp_path / "one", HEADER, step)
+    other = recording(tmp_path / "other", HEADER, {**step, "devices": ["cuda"], "weights": "b"})
+    with pytest.raises(UsageError, match=r"devices=\['cpu'\].*\['cuda'\].*hashed"):
+        compare_folders([one, other], False)
+    assert capsys.readouterr().out == ""
+    recording(other, HEADER, {**step, "weights": "b"})
+    assert compare_folders([one, other], False) == 1
+
+
 def test_a_difference_that_does_not_come_again_is_said_so() -> None:
     lines = lines_of(Finding(4, "weights", "a.weight", rank=1), [], 4)
     assert lines[0] == "different: step 4, weights (a.weight), rank 1"

@@ -34,6 +34,7 @@ from mend.events.kinds import (
     StateUnclaimed,
     TrainingStateCopied,
 )
+from mend.step_counters import StepCounter
 from mend.types import Member
 
 Scope = Literal["job", "rack"]
@@ -180,6 +181,8 @@ class TrainingState:
         """scope -> the source of these state dicts, in words."""
         self._rates: dict[str, list[float]] = {}
         """The learning rates in the checkpoint that is resumed."""
+        self._answered = set[str]()
+        """Registered names of which it was noted whether a state was loaded."""
         self._fresh = ""
         """Why this rack joins without a donor's state; empty: it has one, or does not join."""
         self._rack_fresh = "no rack was asked for it" if mirrored else "mirror_rack_state is off"
@@ -221,6 +224,7 @@ class TrainingState:
         there is none."""
         if name in self._waiting[scope]:
             _load(name, value, self._waiting[scope].pop(name))
+            self._answered.add(name)
             self._note(StateLoaded(name, scope, self._of[scope]))
             self._tell_of_rack(scope, f"rack state from {self._of[scope]}")
         elif self.joins or (self._lost and scope == "rack"):
@@ -228,12 +232,44 @@ class TrainingState:
             if scope == "rack":
                 reason = self._rack_fresh
                 self._tell_of_rack(scope, f"rack state fresh: {reason}")
+            self._answered.add(name)
             self._note(StateFresh(name=name, scope=scope, reason=reason))
 
     def _tell_of_rack(self, scope: Scope, text: str) -> None:
         """Add `text` to the account of a joining rack."""
         if self.joins and scope == "rack" and text not in self.account:
             self.account += f"; {text}"
+
+    def meet(self, counter: StepCounter, began: int) -> bool:
+        """Register `counter` before its first step, unless it, or an object with it as an
+        attribute, is registered. Returns False if it is too late for that.
+
+        `began`: the step of the job at which this rank began. Raises UsageError where that is a
+        later one than the first, and the count is 0: it would do its first steps again.
+        """
+        name = next((n for n, (v, _) in self._registered.items() if _refers_to(v, counter)), "")
+        if not name:
+            if self._begun:
+                return False
+            name = self._free_name("trainer")
+            lacking = self.copied and name not in self._waiting["job"]
+            if counter.steps or not lacking:
+                self.register(name, counter, "job")
+        if began and not counter.steps and name not in self._answered:
+            left = sorted({*self._waiting["job"], *self._waiting["rack"]})
+            other = f"; register it under its name if it is one of {left}" if left else ""
+            raise UsageError(
+                f"{type(counter).__name__}.steps=0, and this rank goes on after step {began}; "
+                f"{self._of['job'] or 'the checkpoint'} has no state {name!r}. Dropout would "
+                f"repeat the masks of the first steps. Set steps={began}, or what it has "
+                f"made, before its next step{other}"
+            )
+        return True
+
+    def _free_name(self, name: str) -> str:
+        """`name`, or the first of "name 2", "name 3", ... that is not registered."""
+        names = (name if number == 1 else f"{name} {number}" for number in range(1, OBJECTS_MAX))
+        return next(each for each in names if each not in self._registered)
 
     def before_step(self) -> None:
         """Call it before each step. Raises UsageError before the first one if training would not
@@ -521,6 +557,10 @@ def _optimizers_in(value: object) -> list[object]:
     """The optimizers that a registered object, or one of its attributes, refers to."""
     held = [value, *getattr(value, "__dict__", {}).values()]
     return [getattr(item, "optimizer", None) for item in held]
+
+
+def _refers_to(value: object, counter: object) -> bool:
+    return any(item is counter for item in (value, *getattr(value, "__dict__", {}).values()))
 
 
 def _load(name: str, value: Stateful, state: Any) -> None:

@@ -317,7 +317,7 @@ class TrainerRounds:
         )  # fmt: skip
         returns = not closing or self.ladder.evicted_for
         if state.moments is None and returns:
-            self._mirror()  # before the offer: a rack that reads its commit fetches this at once
+            self.mirror()  # before the offer: a rack that reads its commit fetches this at once
         self.parts.captured(offer)
         if found.read is not None:
             self._encode(offer, found.read, encoded)
@@ -328,8 +328,9 @@ class TrainerRounds:
         if state.moments is not None and (names := state.moments.repair()):
             self._note(StatisticsReset(self.step, in_few_words(names)))
 
-    def _mirror(self) -> None:
-        """Serve the state of scope rack, which other racks keep once this capture is merged."""
+    def mirror(self) -> None:
+        """Serve the state of scope rack, which other racks keep once this capture is merged. Called
+        at each capture of weights, before its offer; a trainer outside a job may override it."""
         self.states.mirror(self.step)
 
     def give_state(self) -> None:

@@ -172,6 +172,32 @@ def test_rows_of_a_rack_that_is_lost_at_the_end_count_as_lacking(jobs: Jobs) -> 
     assert f"the merged weights lack {left} rows of the data ledger, of 400" in job.logs()
 
 
+@pytest.mark.parametrize("racks", [2, 3])
+def test_rack_that_leaves_early_merges_its_work_while_others_wait_for_its_rows(
+    jobs: Jobs, racks: int
+) -> None:
+    """A merge needs the offers of all. It waited until shutdown_timeout_s for offers of racks that
+    waited for its rows, and kept its weights."""
+    job, total = jobs(racks=racks), 40 * racks
+    options: dict[str, Any] = {"rows": total, "config": CONFIG | {"merge_min_racks": racks}}
+    gate = job.gate()
+    begin(job, 0, **options, holds={"4": gate}, stop=5)
+    for rack in range(1, racks):
+        begin(job, rack, **options)
+    for rack in range(1, racks):
+        job.event(rack, "rows-awaited")
+    Path(gate).touch()
+    job.finish()
+    for rack in range(racks):
+        status = job.told(rack)["status"]
+        assert (status["outcome"], status["ledger"]["open"]) == ("merged", 0)
+        assert (status["data"]["done"], status["data"]["left"]) == (total, 0)
+        assert job.event(rack, "ended")["outcome"] == "merged"
+    lives = {rack: [f"rack{rack}"] for rack in range(racks)}
+    rows = rows_of_merged_work(job, records(job, racks - 1), lives)
+    assert rows == Counter(range(total))
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_in_lockstep_each_run_gives_each_rack_the_same_rows(jobs: Jobs, ranks: int) -> None:
     """Of 2 ranks each has its own rows. Batches that are not full are left to the next epoch."""

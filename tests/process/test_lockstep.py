@@ -126,3 +126,37 @@ def test_racks_on_the_same_data_are_warned_of_it_once(jobs: Jobs) -> None:
 def test_racks_on_data_of_their_own_are_not_warned(jobs: Jobs) -> None:
     for result in run(jobs):
         assert result.kinds("same-data") == []
+
+
+def test_racks_whose_loops_end_at_unequal_steps_merge_all_and_repeat_bit_for_bit(
+    jobs: Jobs,
+) -> None:
+    """Whichever is slow. A rack that has ended waits for the others, whose last rounds go without
+    it."""
+    steps = {0: {"steps": 23}, 1: {"steps": 20}, 2: {"steps": 21}}
+    runs = []
+    for slow in range(2):
+        per = {rack: {**own, "pace_ms": 10.0 * (rack == slow)} for rack, own in steps.items()}
+        results = jobs(racks=3).run(per, config=CONFIG)
+        assert len({result.digest for result in results}) == 1
+        for rack, result in enumerate(results):
+            status = result.status
+            assert (status["outcome"], status["step"]) == ("merged", steps[rack]["steps"])
+            assert status["ledger"] == {"merged": status["tokens"], "open": 0, "discarded": 0}
+        runs.append(results)
+    for ours, theirs in zip(*runs, strict=True):
+        assert ours.losses == theirs.losses
+        assert ours.merges == theirs.merges
+        assert ours.weights == theirs.weights
+
+
+def test_rack_that_ends_long_before_the_others_in_lockstep_is_named_at_the_end(jobs: Jobs) -> None:
+    """The others go on, and everybody's outcome says so."""
+    early, late = jobs().run({0: {"steps": 17}, 1: {"steps": 37}}, config=CONFIG)
+    for result in (early, late):
+        assert (result.status["outcome"], result.status["ledger"]["open"]) == ("merged", 0)
+        detail = result.status["outcome_detail"]
+        assert "the last 7 rounds merged rack 1 alone" in detail
+        assert "rack 0 ended at its step 17" in detail
+    (told,) = late.kinds("last-rounds-alone")
+    assert (told["alone"], told["rounds"], told["since_step"]) == (1, 7, 26)

@@ -77,6 +77,8 @@ class RoundInputs:
     """Number of racks in the roster; `live`: those of them that are heard."""
     mitigated: frozenset[int] = frozenset()
     """Slow racks that the round does not wait for."""
+    without_rows: frozenset[int] = frozenset()
+    """Racks that offer nothing before a rack that leaves has left, as it took the last rows."""
     bad: Mapping[tuple[Member, int], str] = field(default_factory=dict)
     """Open offers (member, seq) that are not fit to be merged, and why."""
     norm_max: float = math.inf
@@ -273,8 +275,9 @@ class Round:
         expected = (
             inputs.contributors if inputs.policy.lockstep else inputs.contributors & inputs.live
         )
-        waiting = _named(inputs, expected) - inside - inputs.declined
-        k = min(inputs.policy.merge_min_racks, max(1, len(inputs.contributors)))
+        waiting = _named(inputs, expected) - inside - inputs.declined - inputs.without_rows
+        able = inputs.contributors - inputs.without_rows
+        k = min(inputs.policy.merge_min_racks, max(1, len(able)))
         if inputs.policy.lockstep:
             enough = bool(arrived)
         else:
@@ -295,7 +298,7 @@ class Round:
             self.enough_ns = now_ns
             self.quorum_time.observe(now_ns - self.opened_ns)
         if not waiting:
-            left = expected - inside - inputs.declined
+            left = expected - inside - inputs.declined - inputs.without_rows
             self.closed_by, self.detail = _close_reason(inputs, inside, left)
         elif not inputs.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(inputs):
             self.closed_by, self.detail = "grace-over", [_racks("without", waiting)]

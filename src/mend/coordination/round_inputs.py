@@ -11,6 +11,7 @@ from mend.consensus.records import Absent, Offer
 from mend.coordination.donors import waiting_for_state
 from mend.coordination.messages import OfferId, Report, Sliced
 from mend.coordination.round import RoundInputs
+from mend.coordination.unit_grants import racks_without_rows
 from mend.errors import require
 from mend.types import Member
 
@@ -59,6 +60,7 @@ def surroundings(
         step_ns=fastest_ns([report.step_ns for rack, report in reports.items() if rack in live]),
         seats=len(log.seats),
         mitigated=log.mitigated,
+        without_rows=racks_without_rows(log, reports, live),
     )
 
 
@@ -125,6 +127,7 @@ def inputs_of(
         step_ns=around.step_ns,
         seats=around.seats,
         mitigated=around.mitigated,
+        without_rows=_resting(fragment, around, reports, offers),
         slices=slices,
         works=works,
         lasts=lasts,
@@ -229,6 +232,17 @@ def _done_with(
         and (rack, fragment) not in offers
         and fragment not in report.coming
     }
+
+
+def _resting(
+    fragment: int, around: RoundInputs, reports: Mapping[int, Report], offers: Offers
+) -> frozenset[int]:
+    """Racks without rows that have no offer of the fragment under way."""
+    return frozenset(
+        rack
+        for rack in around.without_rows
+        if (rack, fragment) not in offers and fragment not in reports[rack].coming
+    )
 
 
 def settled_versions(reports: Sequence[Report | None], fragments: int) -> tuple[int, ...]:

@@ -62,6 +62,27 @@ def why_no_units(log: LogState, reports: Mapping[int, Report], live: frozenset[i
     return f"{why}, silent: {rack_names(silent)} ({each}, if it is lost)"
 
 
+def racks_without_rows(
+    log: LogState, reports: Mapping[int, Report], live: frozenset[int]
+) -> frozenset[int]:
+    """Racks that have taken all their rows and get more only when a rack that leaves has left. A
+    round that waits for their offers would wait forever, if it merges the work of that rack.
+
+    Empty while a live rack trains on rows of its own, as its offers come; and in lockstep, where
+    every rack has its part from the beginning.
+    """
+    units = log.units
+    if units is None or units.free or units.ended:
+        return frozenset()
+    if require(log.policy, "units are in the first record").lockstep:
+        return frozenset()
+    demand = _demand(log, units, reports, live)
+    holders = {member.rack for member in demand.awaited} & live
+    if not holders or not all(rack in reports and reports[rack].leaving for rack in holders):
+        return frozenset()
+    return frozenset(member.rack for member in demand.empty)
+
+
 @dataclass(frozen=True, slots=True)
 class _Demand:
     """What the racks of the roster want of the ledger."""

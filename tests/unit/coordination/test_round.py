@@ -201,6 +201,20 @@ def moving(rack: int, norm: float, seq: int = 1) -> Offer:
     return msgspec.structs.replace(offer(rack, seq), norm=norm)
 
 
+def test_rack_without_rows_counts_neither_for_k_nor_for_the_window() -> None:
+    alone = inputs(offer(0), racks=2, k=2)
+    assert new_round().advance(alone, 0) is None
+    round_ = new_round()
+    round_.advance(alone, 0)
+    assert (round_.phase, round_.why) == (
+        Phase.OPEN, "1 of 2 offers have arrived, waiting for rack 1"
+    )  # fmt: skip
+    round_.advance(replace(alone, without_rows=frozenset({1})), 1)
+    assert (round_.phase, round_.members, round_.closed_by) == (
+        Phase.PROPOSED, (offer(0),), "rest-in"
+    )  # fmt: skip
+
+
 def test_when_nobody_else_is_left_the_round_begins_anew() -> None:
     round_, all_in = gathering(offer(1))
     assert round_.advance(replace(all_in, bad={(member(1), 1): "NaN"}), 1) is not None

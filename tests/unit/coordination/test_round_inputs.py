@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.log import NORMS_KEPT, Log
-from mend.consensus.records import Absent, Commit, MomentFragments
-from mend.coordination.messages import Declined, Sliced
+from mend.consensus.records import Absent, Commit, Grant, MomentFragments
+from mend.consensus.units import all_free
+from mend.coordination.messages import Declined, Sliced, UnitsAsk
 from mend.coordination.round_inputs import (
     ABSURD,
     HARMLESS,
@@ -23,7 +24,7 @@ from mend.coordination.round_inputs import (
     surroundings,
 )
 from mend.types import WITNESS
-from tests.unit.coordination.nouns import commit, genesis, log_of, offer, report, roster
+from tests.unit.coordination.nouns import commit, genesis, log_of, member, offer, report, roster
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,20 @@ def test_a_rack_has_declined_if_it_says_so_of_this_fragment_and_version() -> Non
     reports = {rack: report(1, 2, declined=(each,)) for rack, each in said.items()}
     around = surroundings(log.appended, reports, {}, frozenset(reports))
     assert inputs_of(0, around, log.appended, reports, {}, {}).declined == {1}
+
+
+def test_rack_without_rows_offers_what_is_under_way() -> None:
+    """Rack 0 leaves, and the others have taken all their rows."""
+    first, ask = genesis(4, fragments=2), UnitsAsk(5, 64, True)
+    shares = tuple((member(rack), ((5 * rack, 5),)) for rack in range(4))
+    first = replace(first, units=all_free(20), policy=replace(first.policy, units=20, epochs=1))
+    log = log_of(first, Grant(shares)).appended
+    reports = {rack: report(1, 2, units=ask) for rack in range(4)}
+    reports |= {0: report(1, 2, leaving=True), 2: report(1, 2, units=ask, coming=(0,))}
+    offers = {(rack, 0): offer(rack) for rack in (0, 1)}
+    around = surroundings(log, reports, offers, frozenset(reports))
+    found = [inputs_of(p, around, log, reports, offers, {}).without_rows for p in (0, 1)]
+    assert found == [{3}, {1, 2, 3}]
 
 
 def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:

@@ -9,7 +9,7 @@ from mend.consensus.log import LogState
 from mend.consensus.records import Grant, Record
 from mend.consensus.units import all_free
 from mend.coordination.messages import Report, UnitsAsk
-from mend.coordination.unit_grants import GRANT_MIN, next_grant, why_no_units
+from mend.coordination.unit_grants import GRANT_MIN, next_grant, racks_without_rows, why_no_units
 from mend.errors import require
 from tests.unit.coordination.nouns import genesis, log_of, member, report
 
@@ -75,6 +75,28 @@ def test_rack_that_has_stopped_gives_back_what_it_did_not_merge() -> None:
     state = log(20, Grant(((A, ((0, 10),)), (B, ((10, 10),)))))
     reports = asks((10, 64, True), None) | {1: report(1, leaving=True, idle=True)}
     assert next_grant(state, reports, BOTH) == Grant((), back=(B,))
+
+
+def without_rows(total: int, live: frozenset[int] = BOTH, **of_the_other: bool) -> frozenset[int]:
+    """Rack 0 has taken its 10 units and wants more; rack 1 has taken some of its 10."""
+    state = log(total, Grant(((A, ((0, 10),)), (B, ((10, 10),)))))
+    reports = asks((10, 64, True), None) | {1: report(1, **of_the_other)}
+    return racks_without_rows(state, reports, live)
+
+
+def test_rack_is_without_rows_while_only_one_that_leaves_holds_some() -> None:
+    assert without_rows(20, leaving=True) == {0}
+    assert without_rows(20) == frozenset()
+    assert without_rows(20, leaving=True, live=frozenset({0})) == frozenset()
+    assert without_rows(21, leaving=True) == frozenset(), "a unit is free"
+    assert without_rows(20, leaving=True, idle=True) == frozenset(), "its units are free at once"
+
+
+def test_no_rack_is_without_rows_in_lockstep_or_where_no_units_are_given_out() -> None:
+    state = log(20, Grant(((A, ((0, 10),)), (B, ((10, 10),)))), lockstep=True)
+    reports = asks((10, 64, True), None) | {1: report(1, leaving=True)}
+    assert racks_without_rows(state, reports, BOTH) == frozenset()
+    assert racks_without_rows(log_of(genesis()).appended, reports, BOTH) == frozenset()
 
 
 def test_in_lockstep_first_record_waits_for_all_and_gives_out_everything() -> None:

@@ -86,8 +86,15 @@ def create(path: Path, keys: tuple[bytes, ...], head: str = "") -> None:
         rule = f"cannot be created ({error.strerror})"
         remedy = "Name a new file in a folder that exists."
         raise ConfigError("FILE", str(path), rule, remedy) from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write((head or HEAD) + "".join(f"{line_of(key)}\n" for key in keys))
-        file.flush()
-        os.fchmod(file.fileno(), _MODE)  # whatever the umask is
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write((head or HEAD) + "".join(f"{line_of(key)}\n" for key in keys))
+            file.flush()
+            os.fchmod(file.fileno(), _MODE)  # whatever the umask is
+            os.fsync(file.fileno())
+    except OSError as error:  # a full disk: an empty file would refuse the next attempt
+        path.unlink(missing_ok=True)
+        remedy = "Free some space, or name a file on another disk."
+        raise ConfigError(
+            "FILE", str(path), f"cannot be written ({error.strerror})", remedy
+        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -44,6 +45,22 @@ def test_a_key_is_never_written_over_another_file(key: Path) -> None:
     with golden.raises(ConfigError):
         create(key, (OTHER,))
     assert read_secrets(key) == (ONE, OTHER)
+
+
+def test_a_key_that_does_not_fit_on_the_disk_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty file was left, which the next attempt refused to overwrite."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match=r"cannot be written \(No space left on device\)"):
+            create(tmp_path / "key", (ONE,))
+    create(tmp_path / "key", (ONE,))
+    assert read_secrets(tmp_path / "key") == (ONE,)
 
 
 def test_the_umask_makes_it_no_more_readable(tmp_path: Path) -> None:

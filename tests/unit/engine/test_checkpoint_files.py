@@ -157,6 +157,16 @@ def test_the_newest_is_the_last_that_is_complete(tmp_path: Path) -> None:
         read_manifest(tmp_path / "c", 0)
 
 
+def test_newest_checkpoint_of_a_lineage_is_found_where_the_clock_was_set_back(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path / "earlier", number=1, wall_ns=9)
+    written(tmp_path / "later", number=2, wall_ns=5)
+    assert newest_checkpoint(tmp_path) == tmp_path / "later"
+    written(tmp_path / "resumed", number=1, wall_ns=7, lineage="ef" * 32)
+    assert newest_checkpoint(tmp_path) == tmp_path / "resumed"
+
+
 def test_one_rack_that_says_so_makes_it_complete(tmp_path: Path) -> None:
     """It does once all have written; the others may have been killed before they could say it."""
     folder = tmp_path / "one"

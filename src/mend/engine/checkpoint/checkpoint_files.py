@@ -214,15 +214,23 @@ def complete_part(folder: Path, rack: int) -> None:
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
-    """The newest complete checkpoint in a folder of checkpoints, by the clock of the process that
-    wrote it; None if there is none. Incomplete ones are skipped. Raises CheckpointError for a
-    damaged manifest."""
-    complete = [
-        (manifest.wall_ns, path)
-        for path in Path(folder).glob("*")
-        if path.is_dir() and (manifest := complete_manifest(path)) is not None
-    ]
-    return max(complete)[1] if complete else None
+    """The newest complete checkpoint in a folder of checkpoints; None if there is none. Those of
+    one lineage are compared by number, so that a clock that is set back hides none of them, and
+    lineages by the clock of the process that wrote their newest one. Incomplete ones are skipped.
+    Raises CheckpointError for a damaged manifest."""
+    newest = dict[str, tuple[Manifest, Path]]()
+    for path in sorted(Path(folder).glob("*")):
+        if not path.is_dir() or (manifest := complete_manifest(path)) is None:
+            continue
+        known = newest.get(manifest.lineage)
+        if known is None or _order_of(known[0]) <= _order_of(manifest):
+            newest[manifest.lineage] = manifest, path
+    return max(((m.wall_ns, path) for m, path in newest.values()), default=(0, None))[1]
+
+
+def _order_of(manifest: Manifest) -> tuple[int, int]:
+    """Orders manifests of one lineage; the newest is the largest."""
+    return manifest.number, manifest.wall_ns
 
 
 def complete_manifest(folder: Path) -> Manifest | None:

@@ -1,5 +1,5 @@
-"""Every kind of event, one struct each. `python -m tests.events_table` makes docs/internals/events.md
-from this module, and docs/events.md.
+"""Every kind of event, one struct each. `python -m tests.events_table` makes docs/events.md and
+docs/internals/events.md from this module.
 
 A struct's tag, its fields and their names are a format: a reader of a newer mend opens the files of
 this one. A new field gets a default. A kind that is gone leaves its tag unused.

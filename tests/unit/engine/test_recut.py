@@ -18,8 +18,8 @@ from mend.engine.checkpoint.checkpoint import (
     Facts,
     RackCheckpoint,
     _recut,
-    as_many_ranks,
     read_part,
+    remedy_of_plan,
 )
 from mend.engine.checkpoint.checkpoint_files import (
     Manifest,
@@ -209,7 +209,9 @@ def test_other_shards_and_bases_of_powersgd_are_not_cut_anew() -> None:
     assert _recut(manifest(ranks=1), one, whole) is None
     assert _recut(manifest(), one, None) is None
     assert _recut(manifest("powersgd-4"), one, whole) is None
-    assert as_many_ranks(manifest(), 2) == ""
+    assert remedy_of_plan(manifest(), 2).startswith(
+        ". Go on with the settings and the model of the checkpoint, or begin a new job"
+    )
     rows = msgspec.structs.replace(
         manifest(), facts=(("codec", "int8"), ("placement 0.weight", "S(0) over 2"))
     )
@@ -220,7 +222,7 @@ def test_other_shards_and_bases_of_powersgd_are_not_cut_anew() -> None:
     assert _recut(msgspec.structs.replace(manifest(), facts=pairs), one, whole) is None, "HSDP"
     rows_of_data = msgspec.structs.replace(manifest(), units=all_free(8))
     assert _recut(rows_of_data, one, whole) is None
-    said = as_many_ranks(manifest(), 1)
+    said = remedy_of_plan(manifest(), 1)
     assert "without powersgd and a data ledger" in said
     assert "Start 2 per rack, or begin a new job" in said
     assert "the 86 tokens that were not merged" in said
@@ -264,7 +266,7 @@ def test_a_folder_of_two_ranks_is_read_by_one_and_refused_to_shards(tmp_path: Pa
     assert "The number of ranks can change only for models that each rank holds whole" in said
     assert "Start 2 per rack, or begin a new job" in said
     other = (("codec", "int8"), then[1])
-    with pytest.raises(CheckpointError, match=r"plan: codec was float32, is int8 here$"):
+    with pytest.raises(CheckpointError, match=r"codec was float32, is int8 here\. Go on with"):
         read_part(tmp_path, 0, one, other, Cuttable(PLAN, 2, lambda *_: other))
     path = tmp_path / "rack-0" / rank_file(1)
     data = bytearray(path.read_bytes())

@@ -267,6 +267,7 @@ class RackCheckpoint:
         if now != then:
             raise CheckpointError(
                 f"{self.folder} is of another plan: {FROZEN_FACT} was {then}, is {now} here"
+                f"{remedy_of_plan(self.manifest, self.manifest.ranks)}"
             )
         return replace(self, weights_now=weights_now)
 
@@ -348,7 +349,7 @@ def _read(
         facts = cuttable.facts(recut.then, recut.sharded_then)
         free |= {FROZEN_FACT} if recut.of_shards else set()
     if why := differing_fact(manifest.facts, facts, free):
-        more = "" if recut is not None else as_many_ranks(manifest, group.ranks)
+        more = remedy_of_plan(manifest, group.ranks, recut=recut is not None)
         raise CheckpointError(f"{folder} is of another plan: {why}{more}")
     own = rack_folder(folder, rack)
     check_files(own, manifest, group.rank, group.ranks)
@@ -381,17 +382,20 @@ def _recut(manifest: Manifest, group: RackGroup, cuttable: Cuttable | None) -> R
     return None if cuttable.moments and recut.of_shards else recut
 
 
-def as_many_ranks(manifest: Manifest, ranks: int) -> str:
-    """The remedy where another number of ranks wrote a checkpoint that cannot be recut."""
-    if manifest.ranks == ranks:
-        return ""
+def remedy_of_plan(manifest: Manifest, ranks: int, *, recut: bool = False) -> str:
+    """What to do about a checkpoint of another plan. `recut`: whether the number of ranks, if it is
+    another one, is not the reason."""
+    new_job = (
+        "begin a new job from the weights that the script has saved: leave resume= out. The outer "
+        f"momentum and the {manifest.open_tokens:.10g} tokens that were not merged are lost then"
+    )
+    if recut or manifest.ranks == ranks:
+        return f". Go on with the settings and the model of the checkpoint, or {new_job}"
     return (
         f". It was written by {manifest.ranks} ranks per rack, this job has {ranks}. The number of "
         "ranks can change only for models that each rank holds whole, or, without moments, that "
         "fully_shard has spread over all ranks; without powersgd and a data ledger, from a folder "
-        f"of runtime.checkpoint. Start {manifest.ranks} per rack, or begin a new job from the "
-        "weights that the script has saved: leave resume= out. The outer momentum and the "
-        f"{manifest.open_tokens:.10g} tokens that were not merged are lost then"
+        f"of runtime.checkpoint. Start {manifest.ranks} per rack, or {new_job}"
     )
 
 

@@ -21,9 +21,9 @@ from mend.engine.checkpoint.checkpoint import (
     Facts,
     RackCheckpoint,
     Taken,
-    as_many_ranks,
     differing_fact,
     manifest_of,
+    remedy_of_plan,
     state_of,
 )
 from mend.engine.checkpoint.checkpoint_files import Manifest, State, refuse_format
@@ -162,7 +162,7 @@ class SavedState:
             )
         if why := differing_fact(about.manifest.facts, facts):
             ranks = int(dict(facts).get("ranks per rack", 0))
-            more = as_many_ranks(about.manifest, ranks)
+            more = remedy_of_plan(about.manifest, ranks)
             raise CheckpointError(f"{self._where} is of another plan: {why}{more}")
         registered = tensors.pop(_REGISTERED, None)
         return RackCheckpoint(Path(self._where), about.manifest, about.state, tensors, registered)

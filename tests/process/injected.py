@@ -68,18 +68,23 @@ class ShownBenchmark(MicroBenchmark):
 def show_pace(runtime: mend.Runtime, times: Times, cause: str = "", *, links: bool = False) -> None:
     """From here on this rank's verdicts go by `times`: how much longer than usual a step takes per
     token. `links`: whether its pulls are judged, by the time that they take. Call it on every rack
-    before its first step."""
+    before its first step. With a cause no step takes longer before the micro-benchmark of the
+    healthy rank has ended: a verdict would end it, and have an unknown cause."""
     rank = runtime._rank
     assert isinstance(rank, LiveRank)
-    clock = rank.trainer.clock
+    clock, search = rank.trainer.clock, rank.rank.rank_machine.pace.search
+    benchmarks = [each for each in rank.trainer.features if isinstance(each, MicroBenchmark)]
+
+    def shown() -> float:
+        return 1.0 if cause and benchmarks and search.healthy is None else times()
+
     clock.__class__ = ShownClock
-    clock.times = times
+    clock.times = shown
     if not links:
         slow_links.SAMPLE_NS = slow_links.SAMPLE_NS_MAX = 1 << 62
-    for feature in rank.trainer.features:
-        if isinstance(feature, MicroBenchmark):
-            feature.__class__ = ShownBenchmark
-            feature.times, feature.cause = times, cause
+    for feature in benchmarks:
+        feature.__class__ = ShownBenchmark
+        feature.times, feature.cause = shown, cause
 
 
 def await_that(condition: Callable[[], bool]) -> None:

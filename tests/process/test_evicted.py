@@ -77,8 +77,7 @@ def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
     assert outcome.status == 0, told
     ended = rf"\[launch\] rack 1 ended exit={EVICTED_EXIT} restart=evicted 1/2 still_running=0"
     assert re.search(ended, told), told
-    # test_causes.py is about causes; on a machine with other work there may be none to name.
-    slow = r"rack 1 is slow (?:by the compute of rank 0 \(.*?\)|for an unknown reason): "
+    slow = r"rack 1 is slow by the compute of rank 0 \(.*?\): "
     evicted = re.search(rf"\[rack 1\].* evicted step=(\d+) msg=.*{slow}", told)
     assert evicted, told
     assert f"place {evicted[1]}\n" in told, "it trains merged rows again"

@@ -114,8 +114,9 @@ def test_a_run_of_several_periods_locks_no_memory_after_it_joined(
     settings: dict[str, Any],
 ) -> None:
     command = [sys.executable, "-m", __name__, json.dumps(settings)]
-    said = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, cwd=ROOT).stdout
-    for at_start, later, rounds in json.loads(said):
+    done = subprocess.run(command, check=False, text=True, capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for at_start, later, rounds in json.loads(done.stdout):
         assert rounds >= FRAGMENTS * (PERIODS - 1)
         assert at_start >= 2 * FRAGMENTS, "it was prepared"
         assert later == 0

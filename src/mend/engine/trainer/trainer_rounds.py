@@ -521,9 +521,9 @@ class TrainerRounds:
         why = why or "the weights of another rank of this rack contain NaN or Inf"
         error = Diverged(
             f"rack {self.member.rack}, fragment {fragment}, step {self.step}: {why}. The other "
-            "racks go on without this one. Start it again, and it joins with the merged weights "
-            "(mend launch --max-restarts 1); look for a loss that is NaN, lower the learning rate, "
-            "or load a checkpoint into all racks."
+            "racks go on without this one if they are a quorum. Start it again, and it joins with "
+            "the merged weights (mend launch --max-restarts 1); look for a loss that is NaN, lower "
+            "the learning rate, or load a checkpoint into all racks."
         )
         self._note(RackDiverged(self.step, fragment, why))
         self.published.erred(str(error))

@@ -21,7 +21,6 @@ steps, as all of them wait for the link alike.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
@@ -41,6 +40,7 @@ from torch import nn
 import mend
 from benchmarks import loss
 from benchmarks._common import machine
+from mend.determinism import weight_digest
 from mend.tools.links import INTERFACE
 
 MODES = ("none", "mend", "ddp")
@@ -96,30 +96,18 @@ def train_rack(options: argparse.Namespace) -> None:
     steps = options.steps - warm_up
     told = {
         "tokens_per_s": steps * rack.size.batch * rack.size.context / seconds,
-        "device": _device(),
+        "device": loss.device_name(),
         "bytes_per_step": None if sent is None or now is None else (now - sent) / steps,
         "outcome": runtime.status().outcome if options.mode == "mend" else "",
-        "weights": digest(rack.model),
+        "weights": weight_digest(rack.model),
     }  # fmt: skip
     (folder / f"{number}.json").write_text(json.dumps(told))
-
-
-def digest(model: nn.Module) -> str:
-    """SHA-256 of the weights' bits."""
-    found = hashlib.sha256()
-    for value in model.parameters():
-        found.update(value.detach().cpu().numpy().tobytes())
-    return found.hexdigest()
 
 
 def _now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _device() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
 def run_job(options: argparse.Namespace, mode: str) -> list[dict[str, Any]]:

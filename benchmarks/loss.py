@@ -145,6 +145,10 @@ def _device(rack: int) -> torch.device:
     return torch.device("cpu")
 
 
+def device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
 def texts(racks: int) -> Corpus:
     """Packages of the standard library and of what is installed, split by rack."""
     folders = {sysconfig.get_paths()[name] for name in ("stdlib", "purelib")}
@@ -322,7 +326,7 @@ def main() -> None:
         for key in missing(options):
             run = train_with_mend if key["arm"].startswith("mend") else train_one
             row = key | run(options, key["arm"], key["seed"])
-            row["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+            row["device"] = device_name()
             with options.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)

@@ -98,13 +98,15 @@ def compare(one: Run, other: Run) -> Finding | None:
     return _locate(finding, one, other) if all(entries) else finding
 
 
+OTHER_HASHES = "a CPU and a GPU are hashed in ways of their own, so the digests say nothing"
+
+
 def _refuse_other_hashes(one: Run, other: Run) -> None:
     places = [run[0].steps[1].get("devices") if run[0].steps else None for run in (one, other)]
     if None not in places and places[0] != places[1]:
         raise UsageError(
-            f"devices={places[0]} of the parameters in one run, {places[1]} in the other: a CPU "
-            "and a GPU are hashed in ways of their own, so the digests say nothing. Record both "
-            "on the same kind of device"
+            f"devices={places[0]} of the parameters in one run, {places[1]} in the other: "
+            f"{OTHER_HASHES}. Record both on the same kind of device"
         )
 
 

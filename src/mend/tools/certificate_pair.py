@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from mend.determinism.comparison import OTHER_HASHES
 from mend.errors import CertificateError
 from mend.tools.repro import DIFFERENT, EQUAL
 
@@ -47,10 +48,7 @@ def digests_of_both(content: dict[str, Any], other: dict[str, Any]) -> dict[str,
             )
     places = [each["machine"].get("parameters on") for each in (content, other)]
     if places[0] != places[1]:
-        raise CertificateError(
-            f"the parameters are on {places[0]} and {places[1]}: a CPU and a GPU are hashed in "
-            "ways of their own, so the digests say nothing"
-        )
+        raise CertificateError(f"the parameters are on {places[0]} and {places[1]}: {OTHER_HASHES}")
     rows = [_digests(each) for each in (content, other)]
     both = {cut: (one, rows[1][cut]) for cut, one in rows[0].items() if cut in rows[1]}
     if "uncut" not in both:
